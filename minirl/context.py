@@ -9,8 +9,8 @@ Deviations:
    was sampled.
 2. A chat template that writes today's date, as Llama 3.2's, always writes DAY: a run that is resumed
    tomorrow, and its evaluation, have the same prompts.
-3. A chat template that strips past thoughts, as Qwen3.5's where no tool has answered, is not asked about them:
-   `reasoning` alone says whether they stay, and what stays are the ids that were sampled.
+3. A chat template that strips past thoughts, as Qwen3.5's where no tool has answered, is not asked about
+   them: `reasoning` alone says whether they stay, and what stays are the ids that were sampled.
 """
 
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
 THINK_END = "</think>"
-JSON_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 ROLES = ["system", "user", "assistant", "user"]
@@ -240,7 +240,7 @@ def calls_in_tags(text: str) -> str:
     >>> calls_in_tags('<tool_call>{"name": "wait", "arguments": {"seconds": 2}}</tool_call>')
     '<tool_call>\\n<function=wait>\\n<parameter=seconds>\\n2\\n</parameter>\\n</function>\\n</tool_call>'
     """
-    return JSON_CALL.sub(_in_tags, text)
+    return CALL.sub(_in_tags, text)
 
 
 def _in_tags(call: re.Match[str]) -> str:

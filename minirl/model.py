@@ -271,7 +271,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def is_hybrid(model: PreTrainedModel) -> bool:
-    """Return True if layers of the text model have a state that reads one token after another, as Qwen3.5's."""
+    """Return True if layers of the text model read token after token into a state, as Qwen3.5's do."""
     layer_types = getattr(model.config.get_text_config(), "layer_types", None)
     return "linear_attention" in (layer_types or ())
 
@@ -318,8 +318,8 @@ def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor
 def padded_inputs(
     rows: list[Encoded], preprocessor: Preprocessor, device: torch.device, pad_left: bool = False
 ) -> dict[str, Tensor]:
-    """Return a forward pass's inputs but its mask. Shorter rows end in 0, or begin with it; text has positions
-    (B, L)."""
+    """Return a forward pass's inputs but its mask. Shorter rows end in 0, or begin with it; text has
+    positions (B, L)."""
     B = len(rows)
     L = max(len(row.ids_L) for row in rows)
     ids_BL = np.zeros((B, L), dtype=np.int64)

@@ -165,7 +165,9 @@ def enable(model: PreTrainedModel) -> None:
     text = model.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
     if kinds - {"full_attention", "linear_attention"} or getattr(text, "sliding_window", None):
-        raise ValueError("prefix trees need full attention or a gated delta rule; use --batch.layout per-turn")
+        raise ValueError(
+            "prefix trees need full attention or a gated delta rule; use --batch.layout per-turn"
+        )
     if is_hybrid(model):
         tree_recurrence.enable(model)
     tree_attention.enable(model)

@@ -9,19 +9,17 @@ behind its d, has the segments
     row              a b | c d | e f | x y | z
     segment           0     1     2     3    4
     goes on from     -1     0     1     0    1
-    convolved        ab    cd    ef    xy    z     each behind its own last three: -, -ab, bcd, -ab, bcd
+    convolved        ab    cd    ef    xy    z     each behind its own last three: ---, -ab, bcd, -ab, bcd
 
 transformers' layers pass what the model is called with on to the two functions that do this, and `enable`
 puts those below in their place. Without a `tree` they do what they did; one row per turn is the oracle.
 
-Shape suffixes: L tokens of the row, C channels, W tokens that a convolution sees, H heads, D head size, N
-segments of a level.
+Shape suffixes: L tokens of the row, C channels, W tokens that a convolution sees, H heads, D head size.
 """
 
 import functools
-import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,12 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from minirl.tree_attention import Tree
 
 LAYERS = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
 Function = Callable[..., Any]
-Inputs = tuple[Tensor, ...]  # query, key and value (1, L, H, D), log decay and beta (1, L, H)
 
 
 class Segment(NamedTuple):
@@ -72,24 +70,24 @@ def with_context(tree: Tree, width: int) -> tuple[Tensor, Tensor]:
     kept: list[int] = []
     last = {-1: [tree[-1].end] * width}  # the ends of the sequences up to each segment
     for number, segment in enumerate(cut(tree)):
-        context = last[segment.before]
-        sequence = context + list(range(segment.start, segment.end))
+        sequence = last[segment.before] + list(range(segment.start, segment.end))
         last[number] = sequence[-width:]
         kept += range(len(places) + width, len(places) + len(sequence))
         places += sequence
     return torch.tensor(places), torch.tensor(kept)
 
 
-def tree_convolution(convolve: Function, x_1CL: Tensor, weight_CW: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def tree_convolution(
+    convolve: Function, x_1CL: Tensor, weight_CW: Tensor, *args: Any, tree: Tree | None = None, **kwargs: Any
+) -> Tensor:
     """Return the convolution (1, C, L) of every token with those before it in its own sequence."""
-    tree: Tree | None = kwargs.pop("tree", None)
     if tree is None:
         return convolve(x_1CL, weight_CW, *args, **kwargs)
     places, kept = with_context(tree, weight_CW.shape[1] - 1)
     x_LC = F.pad(x_1CL[0].T, (0, 0, 0, 1))
-    wide_LC = x_LC.index_select(0, places.to(x_LC.device))
-    wide_1CL = convolve(wide_LC.T[None], weight_CW, *args, **kwargs)
-    return wide_1CL[0].T.index_select(0, kept.to(x_LC.device)).T[None]
+    longer_LC = x_LC.index_select(0, places.to(x_LC.device))
+    longer_1CL = convolve(longer_LC.T[None], weight_CW, *args, **kwargs)
+    return longer_1CL[0].T.index_select(0, kept.to(x_LC.device)).T[None]
 
 
 def tree_rule(
@@ -98,59 +96,39 @@ def tree_rule(
     """Return the gated delta rule's outputs (1, L, H, D), and no state with a tree, which has many."""
     if tree is None:
         return rule(*qkv, g=g, beta=beta, **kwargs)
-    kwargs |= {"output_final_state": True}
     segments = cut(tree)
     lengths = [segment.end - segment.start for segment in segments]
-    # one split each, whose backward pass is one copy
+    # one split of each, whose backward pass is one copy
     inputs = list(zip(*[x.split(lengths, 1) for x in (*qkv, g, beta)], strict=True))
+
+    # fla's kernel takes many sequences in one row, told apart by where they end
+    together = g.is_cuda and is_flash_linear_attention_available()
+    groups: dict[int, list[int]] = {}
+    for n, segment in enumerate(segments):
+        groups.setdefault(segment.level if together else n, []).append(n)
+
     outputs: dict[int, Tensor] = {}
-    states: dict[int, Tensor] = {}
-    for level in range(1 + max(segment.level for segment in segments)):
-        numbers = [n for n, segment in enumerate(segments) if segment.level == level]
-        initial = [states[segments[n].before] for n in numbers] if level else None
-        results = advance(rule, [inputs[n] for n in numbers], initial, kwargs)
-        for n, (output, state) in zip(numbers, results, strict=True):
-            outputs[n] = output
-            states[n] = state
+    H, D = qkv[2].shape[2:]
+    states = {-1: g.new_zeros(1, H, qkv[1].shape[3], D, dtype=torch.float32)}
+    for numbers in groups.values():
+        q, k, v, decay, strength = [
+            torch.cat(parts, 1) for parts in zip(*[inputs[n] for n in numbers], strict=True)
+        ]
+        sizes = [lengths[n] for n in numbers]
+        kwargs["initial_state"] = torch.cat([states[segments[n].before] for n in numbers])
+        kwargs["output_final_state"] = True
+        kwargs["cu_seqlens"] = torch.tensor([0, *sizes], device=g.device).cumsum(0)
+        output, last = rule(q, k, v, g=decay, beta=strength, **kwargs)
+        outputs.update(zip(numbers, output.split(sizes, 1), strict=True))
+        states.update(zip(numbers, last.split(1), strict=True))
     return torch.cat([outputs[n] for n in range(len(segments))], 1), None
 
 
-def advance(
-    rule: Function, inputs: Sequence[Inputs], initial: Sequence[Tensor] | None, options: dict[str, Any]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return each segment's outputs and last state (1, H, D, D), given its inputs and first state."""
-    options = dict(options)
-    if not (inputs[0][0].is_cuda and has_fla()):
-        results = []
-        for n, (q, k, v, g, beta) in enumerate(inputs):
-            options["initial_state"] = initial[n] if initial else None
-            results.append(rule(q, k, v, g=g, beta=beta, **options))
-        return results
-    # fla's kernel takes many sequences in one row, told apart by where they begin
-    q, k, v, g, beta = [torch.cat(parts, 1) for parts in zip(*inputs, strict=True)]
-    lengths = [parts[0].shape[1] for parts in inputs]
-    options["cu_seqlens"] = torch.tensor([0, *lengths], device=q.device).cumsum(0)
-    options["initial_state"] = torch.cat(list(initial)) if initial else None
-    output, state_NHDD = rule(q, k, v, g=g, beta=beta, **options)
-    return list(zip(output.split(lengths, 1), state_NHDD.split(1), strict=True))
-
-
-@functools.cache
-def has_fla() -> bool:
-    """Return True if transformers' layers use flash-linear-attention: where it can be imported."""
-    try:
-        importlib.import_module("fla.ops.gated_delta_rule")
-    except Exception:  # what transformers takes for its absence
-        return False
-    return True
-
-
 def enable(model: PreTrainedModel) -> None:
-    """Make a model's gated delta layers understand `tree=`. ValueError if it has others without attention."""
+    """Make a model's gated delta layers understand `tree=`. ValueError for other layers without attention."""
     layers = [part for name, part in model.named_modules() if name.endswith(".linear_attn")]
     kinds = {type(layer) for layer in layers}
-    layer_types = model.config.get_text_config().layer_types
-    if len(layers) < layer_types.count("linear_attention") or {kind.__name__ for kind in kinds} - LAYERS:
+    if not layers or {kind.__name__ for kind in kinds} - LAYERS:
         raise ValueError("prefix trees do not know these layers; use --batch.layout per-turn")
     replacements = {"causal_conv1d_fn": tree_convolution, "torch_chunk_gated_delta_rule": tree_rule}
     for kind in kinds:

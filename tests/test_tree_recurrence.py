@@ -102,7 +102,7 @@ def apart(ours, oracle) -> tuple[float, float]:
     return (ours[0] - oracle[0]).abs().max().item(), ((one - other).norm() / other.norm()).item()
 
 
-@pytest.mark.parametrize("turns", [6, 12])
+@pytest.mark.parametrize("turns", [6, pytest.param(12, marks=pytest.mark.more)])
 def test_a_trajectory_with_screenshots_equals_its_turns_one_by_one(seeing, doubled, monkeypatch, turns):
     """In float64 to 1e-12. In float32 log-probs differ by no more than twice what they do where the kernel
     cuts the very same turns into chunks of 16, 32 or 48 in place of 64, and gradients by 1e-5."""
@@ -139,13 +139,13 @@ def test_a_wrong_recurrence_is_noticed(seeing, monkeypatch, wrong):
     model, preprocessor, rows, images = seeing
     rows = rows(6)
     oracle = one_by_one(model, preprocessor, rows, images)
+    module = modeling(model)
     if wrong == "no state":
-        advance = tree_recurrence.advance
-        forget = lambda rule, inputs, initial, options: advance(rule, inputs, None, options)  # noqa: E731
-        monkeypatch.setattr(tree_recurrence, "advance", forget)
+        tree_rule = module.torch_chunk_gated_delta_rule
+        forgetful = lambda *args, initial_state, **kwargs: tree_rule.args[0](*args, **kwargs)  # noqa: E731
+        monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", partial(tree_rule.func, forgetful))
     else:
         plain = lambda convolve, *args, tree, **kwargs: convolve(*args, **kwargs)  # noqa: E731
-        module = modeling(model)
         monkeypatch.setattr(module, "causal_conv1d_fn", partial(plain, module.causal_conv1d_fn.args[0]))
     logprobs, gradients = apart(packed(model, preprocessor, rows, images), oracle)
     print(wrong, logprobs, gradients)
@@ -168,7 +168,9 @@ def test_padding_behind_a_turn_changes_nothing(seeing):
     assert logprobs < 1e-4 and gradients < 1e-5
 
 
-def inputs_of(tree: Tree, heads: int = 2, size: int = 8) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def inputs_of(
+    tree: Tree, heads: int = 2, size: int = 8
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Queries, keys and values, and the log decays and betas of a row."""
     torch.manual_seed(0)
     L = tree[-1].end
@@ -186,12 +188,14 @@ def test_a_kernel_that_knows_lengths_is_called_once_a_level(monkeypatch):
 
     def kernel(q, k, v, g, beta, initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel):
         calls.append(cu_seqlens.diff().tolist())
-        options = {"output_final_state": output_final_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        options = {
+            "output_final_state": output_final_state,
+            "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
+        }
         outputs, states = [], []
         for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
-            first = None if initial_state is None else initial_state[n : n + 1]
             own = [x[:, start:end] for x in (q, k, v, g, beta)]
-            output, state = rule(*own, initial_state=first, **options)
+            output, state = rule(*own, initial_state=initial_state[n : n + 1], **options)
             outputs.append(output)
             states.append(state)
         return torch.cat(outputs, 1), torch.cat(states)
@@ -203,7 +207,7 @@ def test_a_kernel_that_knows_lengths_is_called_once_a_level(monkeypatch):
         return [out, *torch.autograd.grad(out.square().sum(), [*qkv, *gates.values()])]
 
     oracle = run(rule)
-    monkeypatch.setattr(tree_recurrence, "has_fla", lambda: True)
+    monkeypatch.setattr(tree_recurrence, "is_flash_linear_attention_available", lambda: True)
     assert all(map(torch.equal, run(rule), oracle)), "the CPU has no such kernel"
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     for ours, theirs in zip(run(kernel), oracle, strict=True):
@@ -213,7 +217,7 @@ def test_a_kernel_that_knows_lengths_is_called_once_a_level(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["Qwen3_5Text", "Qwen3Next", "Qwen3_5MoeText"])
 def test_other_hybrid_models(preprocessor, png, kind):
-    """Of text, where responses see the pages; Qwen3-Next projects in another order, and both choose experts."""
+    """Of text. Qwen3-Next projects in another order; it and the last choose experts."""
     torch.manual_seed(0)
     delta = {f"linear_{name}": size for name, size in DELTA_SIZES.items()}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

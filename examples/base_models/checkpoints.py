@@ -1,4 +1,4 @@
-"""Random tiny checkpoints: the real Qwen3-VL, Qwen3.5 and Llama architectures at about 1M parameters, for laptops.
+"""Random tiny checkpoints: real Qwen3-VLs, Qwen3.5s and Llamas with about 1M parameters, for laptops.
 
 `build` writes one as an ordinary Hugging Face folder. Its byte-level BPE can spell any text; the words,
 tool-call pieces and round coordinates of its world, or a text agent's attributes, are single tokens, which
@@ -35,6 +35,9 @@ FOLDER = Path(__file__).parent
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
 CHAT_TEMPLATE = FOLDER.joinpath("chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
+# As Qwen3.5's template writes it: calls in tags, past thoughts only where tools have answered
+HYBRID_TEMPLATE = FOLDER.joinpath("chat_template_hybrid.jinja").read_text(encoding="utf-8").removesuffix("\n")
+TEMPLATES = {"visual": CHAT_TEMPLATE, "hybrid": HYBRID_TEMPLATE, "text": TEXT_TEMPLATE}
 SETTINGS = tomllib.loads(FOLDER.joinpath("checkpoints.toml").read_text(encoding="utf-8"))
 
 
@@ -122,8 +125,9 @@ def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTok
     # Markup is added last, as ordinary tokens: what a model writes keeps it when control tokens are dropped.
     markup = [AddedToken(token, special=False, normalized=False) for token in parts["markup"]]
     bpe.add_tokens(markup)
-    template = TEXT_TEMPLATE if kind == "text" else CHAT_TEMPLATE
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=template, **SETTINGS["tokenizer"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, chat_template=TEMPLATES[kind], **SETTINGS["tokenizer"]
+    )
 
 
 def build(
@@ -168,5 +172,7 @@ def random_qwen(kind: str, sizes: dict[str, Any], tokenizer: PreTrainedTokenizer
     for name, token in SETTINGS["tokens"].items():
         common[name] = tokenizer.convert_tokens_to_ids(token)
     if kind == "hybrid":
-        return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **common))
+        return Qwen3_5ForConditionalGeneration(
+            Qwen3_5Config(text_config=text, vision_config=vision, **common)
+        )
     return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **common))

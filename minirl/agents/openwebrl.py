@@ -33,7 +33,7 @@ PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text(
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
-_ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.DOTALL)
+_ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|</function>\s*\Z|\Z)", re.DOTALL)
 UNREADABLE = "tool_call"  # names the call that stands for a block that can't be read, and says why
 FORM = '{"name": "click", "arguments": {"point_2d": [500, 120]}}'
 FORM_IN_TAGS = "<function=click><parameter=point_2d>[500, 120]</parameter></function>"
@@ -97,8 +97,8 @@ def system_prompt(brief: bool, file: Path | None = None, chat: ChatFormat | None
 
 def parse(text: str, form: str = FORM) -> Parsed:
     """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. In format is
-    what has one that is JSON with a name (appendix A.4) or in tags; else `form` is shown. The opening `<think>`
-    may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
+    what has one that is JSON with a name (appendix A.4) or in tags; else `form` is shown. The opening
+    `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
 
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls
     (Call(name='go_back', arguments={}),)

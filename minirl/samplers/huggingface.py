@@ -143,8 +143,8 @@ class HfSampler:
 
     def _prefill(self, requests: Sequence[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
         """Read the prompts into the cache, each once; return the first tokens' logits (B, V), which places
-        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask; where a
-        layer keeps a state, it stands before them and is masked, as the state would read it."""
+        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask. Before
+        them it needs one, and that is where it stands if layers have a state, which would have read it."""
         prompts = list(dict.fromkeys(request.prompt for request in requests))
         encoded = [encode(prompt.ids, prompt.images, self.preprocessor) for prompt in prompts]
         inputs = padded_inputs(encoded, self.preprocessor, self.device, self.pad_left)
