@@ -198,8 +198,8 @@ def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
 
 def flops(dims: Dims | HybridDims, chains: Sequence[Chain], responses: int) -> int:
     """Operations of a forward pass over these chains; forward and backward are three times that. Linear
-    layers for every token, the head for `responses` tokens, attention to exactly what a token sees; in chunks,
-    a gated delta rule's products with the state and within the chunk."""
+    layers for every token, the head for `responses` tokens, attention to exactly what a token sees; of a
+    gated delta rule the products with the state and within chunks."""
     d = dims
     heads, kv_heads = d.num_attention_heads * d.head_dim, d.num_key_value_heads * d.head_dim
     weights = d.hidden_size * (2 * heads + 2 * kv_heads + 3 * d.intermediate_size)

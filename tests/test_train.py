@@ -214,8 +214,8 @@ async def test_shuffled_rewards_are_what_is_learned(shuffle):
 
 @pytest.mark.more
 def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
-    """sft.py and two steps of train.py on shops with a Qwen3.5, whose calls are in tags: trees in its updates,
-    the sampler's log-probs the trainer's."""
+    """sft.py and two steps of train.py on shops with a Qwen3.5, whose calls are in tags: trees in its
+    updates, the sampler's log-probs the trainer's."""
     folder = str(
         base_models.build(tmp_path / "model", base_models.vocabulary(), seed=0, hidden=64, kind="hybrid")
     )
