@@ -47,7 +47,15 @@ def test_zero_is_cloned_for_less_long_than_the_recipe():
 @pytest.mark.parametrize(
     "command",
     [
-        "tree.py --turns 3 --group-turns 3 --hybrid-turns 3 --scale 60 --repeats 1 --enough 0".split(),
+        [
+            "tree.py",
+            "--turns=3",
+            "--group-turns=3",
+            "--hybrid-turns=3",
+            "--scale=60",
+            "--repeats=1",
+            "--enough=0",
+        ],
         ["minibatches.py", "--turns", "3", "--groups", "2", "--minibatch", "8"],
         ["worlds.py", "--sites", "4", "--no-browser"],
     ],

@@ -100,6 +100,9 @@ async def test_states_move_with_their_rows(hybrid, preprocessor, new_sampler, pr
         row = Row(prompt.ids + sample.ids, len(prompt.ids), tuple(images), sample.logprobs, 0.0)
         logprobs_N = logprobs_of(policy, [row], preprocessor, images)
         torch.testing.assert_close(torch.tensor(row.old), logprobs_N, atol=1e-4, rtol=0)
+        # by transformers' own positions, too
+        last_V = plain_logprobs(hybrid, preprocessor, prompt, sample.ids[:-1], 0.8)
+        assert sample.logprobs[-1] == pytest.approx(last_V[sample.ids[-1]].item(), abs=1e-4)
         alone = await sampler.generate(Request(prompt, request_seed("test", n), 12, sampler.how))
         assert alone.ids == sample.ids
 
