@@ -52,8 +52,8 @@ def loaded(hybrid_folder):
 
 @pytest.fixture
 def seeing(loaded, png):
-    """The tiny Qwen3.5 with the tree switched on, rows of a trajectory, and where their images are. Its states
-    last for longer than random ones, which are gone after a few tokens."""
+    """The tiny Qwen3.5 with the tree switched on, rows of a trajectory, and where their images are. Its
+    states last for longer than random ones, which are gone after a few tokens."""
     model, preprocessor = copy.deepcopy(loaded[0]), loaded[1]
     for name, weight in model.named_parameters():
         if name.endswith(".A_log"):
