@@ -105,7 +105,7 @@ class HfSampler:
         """Return one response for every request, all drawn with the first one's `sampling`."""
         torch.set_num_threads(self.threads)
         self.model.eval()
-        cache = DynamicCache(config=self.model.config.get_text_config())
+        cache: Any = DynamicCache(config=self.model.config.get_text_config())
         logits_BV, attention_BL, position_B = self._prefill(requests, cache)
         answers = [Answer(request, torch.Generator().manual_seed(request.seed)) for request in requests]
         live = answers  # those that have not ended: the rows of the batch
@@ -141,7 +141,7 @@ class HfSampler:
             position_B = position_B + 1
         return [answer.sample(self.version) for answer in answers]
 
-    def _prefill(self, requests: Sequence[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
+    def _prefill(self, requests: Sequence[Request], cache: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Read the prompts into the cache, each once; return the first tokens' logits (B, V), which places
         are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask. Before
         them it needs one, and that is where it stands if layers have a state, which would have read it."""
