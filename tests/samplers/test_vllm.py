@@ -1,6 +1,6 @@
 """vLLM in process: its log-probs are the trainer's after every update, and what is cancelled leaves no trace.
 
-Three small models: a Qwen3-VL and a Qwen3.5 with pictures (tied embeddings), a Llama (its head is its own).
+Two small models: a Qwen3-VL with pictures (tied embeddings), and a Llama (its head is its own).
 """
 
 import asyncio
@@ -207,9 +207,9 @@ async def test_requests_calls_and_death_without_vllm(model, sampler_of):
     sampler.close()
 
 
-@pytest.fixture(scope="module", params=["visual", "text", "hybrid"])
-def trainer(request, tiny_folder, hybrid_folder, preprocessor, ranks, tmp_path_factory) -> Trainer:
-    folder = hybrid_folder if request.param == "hybrid" else tiny_folder
+@pytest.fixture(scope="module", params=["visual", "text"])
+def trainer(request, tiny_folder, preprocessor, ranks, tmp_path_factory) -> Trainer:
+    folder = tiny_folder
     if request.param == "text":
         settings = {"hidden_size": 128, "tie_word_embeddings": False}  # heads of 32: vLLM's least on a CPU
         folder = save_text_model(tmp_path_factory.mktemp("llama"), preprocessor, "Llama", **settings)
