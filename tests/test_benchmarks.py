@@ -81,6 +81,16 @@ def test_the_calls_of_the_first_run_on_a_gpu_run_in_small_on_the_cpu(tmp_path):
     assert stages["trainer"]["cosine"] > 0.999 and stages["trainer"]["tree_mfu"] > 0
 
 
+@pytest.mark.more
+def test_the_trainers_stage_with_a_hybrid(gpu, tmp_path):
+    out = tmp_path / "out.jsonl"
+    status = gpu.main(
+        ["--device", "cpu", "--small", "--hybrid", "--out", str(out), "--only", "model", "trainer"]
+    )
+    lines = lines_of(out, "name")
+    assert status == 0 and lines["model"]["layers"] == 4 and not lines["trainer"]["failed"], lines
+
+
 @pytest.mark.vllm
 def test_the_stages_with_vllm(gpu, tmp_path):
     names = ["model", "sampler", "throughput", "step"]
