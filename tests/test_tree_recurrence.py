@@ -128,12 +128,10 @@ def test_a_trajectory_with_screenshots_equals_its_turns_one_by_one(seeing, doubl
             policy = Policy(model, preprocessor, temperature=0.8)
             again = [policy(batch.inputs, batch.sources_N, batch.targets_N)[0] for batch in turnwise]
         floors.append((torch.cat(again) - oracle[0]).abs().max().item())
-    print(turns, logprobs, gradients, floors)
     assert logprobs <= 2 * max(floors) < 1e-4
     assert gradients < 1e-5
 
     model = doubled(model)
-    print(apart(exactly(model, [tree]), exactly(model, turnwise)))
     assert max(apart(exactly(model, [tree]), exactly(model, turnwise))) < 1e-12
 
 
@@ -152,7 +150,6 @@ def test_a_wrong_recurrence_is_noticed(seeing, monkeypatch, wrong):
         plain = lambda convolve, *args, tree, **kwargs: convolve(*args, **kwargs)  # noqa: E731
         monkeypatch.setattr(module, "causal_conv1d_fn", partial(plain, module.causal_conv1d_fn.args[0]))
     logprobs, gradients = apart(packed(model, preprocessor, rows, images), oracle)
-    print(wrong, logprobs, gradients)
     assert logprobs > 1e-2 and gradients > 1e-2
 
 
@@ -236,7 +233,6 @@ def test_other_hybrid_models(preprocessor, png, kind):
     reads = replace(preprocessor, images=None)
     rows = conversation(reads, Album(), png, 0, 1, turns=6)
     logprobs, gradients = apart(packed(model, reads, rows, {}), one_by_one(model, reads, rows, {}))
-    print(kind, logprobs, gradients)
     assert logprobs < 1e-4 and gradients < 1e-4
 
 
