@@ -10,7 +10,6 @@ Paper: AutoWebWorld, section 4.1, appendices A.1 and C, with the released code's
    share field names along a flow, so that a selected item is carried along by construction.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import SimpleNamespace
@@ -24,11 +23,21 @@ from minirl.worlds.widgets import Offered, SiteDocument, condition, control, eff
 
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = read_table("themes")
-# The same with attributes in place of keys
-_NAMED = json.loads(json.dumps(VOCABULARY), object_hook=lambda fields: SimpleNamespace(**fields))
-THEMES = {theme.name: theme for theme in _NAMED.themes}
-LEVELS = vars(_NAMED.levels)
+THEMES: dict[str, Any] = {}
+LEVELS: dict[str, Any] = {}
 FIELD_TYPES = {"checkbox": "boolean", "slider": "number|null"}  # others hold texts
+
+
+def _named(tables: Json) -> list[Any]:
+    """Return tables as objects with attributes, each with its name, and by default that with an s as plural."""
+    return [SimpleNamespace(**{"name": name, "plural": f"{name}s", **tables[name]}) for name in tables]
+
+
+for _theme in _named(VOCABULARY["themes"]):
+    _theme.entities = _named(_theme.entities)
+    THEMES[_theme.name] = _theme
+for _level in _named(VOCABULARY["levels"]):
+    LEVELS[_level.name] = _level
 
 
 def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
