@@ -29,7 +29,7 @@ FIELD_TYPES = {"checkbox": "boolean", "slider": "number|null"}  # others hold te
 
 
 def _named(tables: Json) -> list[Any]:
-    """Return tables as objects with attributes, each with its name, and by default that with an s as plural."""
+    """Return tables as objects, each with its name, and by default that with an s as its plural."""
     return [SimpleNamespace(**{"name": name, "plural": f"{name}s", **tables[name]}) for name in tables]
 
 
