@@ -173,6 +173,7 @@ def test_a_goal_is_reached_in_several_ways():
     assert kinds == {"search", "checkbox", "slider", "sort"}
 
 
+@pytest.mark.more
 def test_another_seed_draws_another_way_and_one_that_fails_leaves_the_others(tmp_path, capsys, monkeypatch):
     world = make_site("shop", 11, "medium")
     save_world(world, tmp_path / world.name)
