@@ -59,7 +59,7 @@ class Reader:
         self.records = records
         self.questions = interceptors(fsm)
         self.kinds = {action.id: widget_of(action, fsm).kind for action in fsm.actions}
-        self.labels: dict[str, str] = {}  # of actions
+        self.labels = {}  # of actions
 
     def page(self, page: Page) -> Page:
         """Return a page whose lists have records, and whose fields have words to be typed."""
