@@ -112,7 +112,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key, _ in here] + inner
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_anything_in_place_of_anything_gives_findings(data):
     """Never an exception, whatever of the file is replaced or missing."""

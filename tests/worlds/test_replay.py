@@ -152,7 +152,14 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     return f"{fault} at {step.action_id}"
 
 
-@pytest.mark.parametrize("count", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50))])
+@pytest.mark.parametrize(
+    "count",
+    [
+        3,
+        pytest.param(7, marks=pytest.mark.more),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50)),
+    ],
+)
 async def test_faults_are_caught(monkeypatch, count):
     """Paths that can be followed on sound sites, on the same sites with something broken."""
     rng, broken, descriptions = random.Random(1), [], {}
