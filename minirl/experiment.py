@@ -183,7 +183,7 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
         resized = as_it_is if in_screenshot or images is None else images.resized
         return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
-        return OpenWebRLAgent(config.agent)
+        return OpenWebRLAgent(config.agent, preprocessor.chat if preprocessor else None)
     return WebAgentR1Agent(config.agent)
 
 
