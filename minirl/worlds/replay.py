@@ -114,6 +114,7 @@ UNSCORED: Any = SimpleNamespace(
     recorded=False,
     session=lambda harness, task: harness.browsers.session(),
     prepare=lambda session, task: asyncio.sleep(0),
+    has_ended=lambda session, task: asyncio.sleep(0, False),
 )
 
 
