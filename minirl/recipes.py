@@ -35,6 +35,7 @@ LIST = """
 recipes:
     tiny               a Qwen3-VL of 1M parameters in generated shops: minutes on two CPU cores
     tiny-text          WebAgent-R1 in small: a Llama of 0.7M parameters reads such shops' HTML
+    smollm2            a pretrained Llama of 135M parameters on small pages, as MiniWoB++'s: hours on a CPU
     openwebrl-4b, -8b  OpenWebRL: Qwen3-VL, screenshots and 13 tools, on live sites
     webagent-r1-3b     WebAgent-R1: Qwen2.5, HTML and one action a turn, on WebArena
     webagent-r1-8b     the same with Llama-3.1, from WebRL's checkpoint (--warm-start)
@@ -83,6 +84,37 @@ def tiny_text() -> Config:
         loss=LossConfig(std_eps=1e-4),
         optim=replace(config.optim, lr=3e-4),
         eval=EvalConfig(max_steps=10, temperature=1.0, top_p=0.9, top_k=0, response_tokens=48),
+    )
+
+
+def smollm2() -> Config:
+    """Text models of 135M to 1B parameters on small pages, as MiniWoB++'s. All values are ours."""
+    return Config(
+        recipe="smollm2",
+        steps=40,
+        save_every=5,
+        task=TaskConfig(train="", heldout=""),
+        # no more is learned with all 30 layers, for twice the time; in bfloat16 pages are read twice as fast
+        model=ModelConfig("models/smollm2", dtype="bfloat16", freeze=20),
+        agent=AgentConfig(
+            kind="text",
+            answers="action",
+            feedback=False,
+            response_tokens=48,
+            context_tokens=2048,
+            format_errors=3,
+            repeats=3,
+        ),
+        # what is left of the processor is the model's: an episode may wait for it
+        browser=BrowserConfig(
+            width=480, height=360, episodes=16, action_seconds=15, episode_seconds=600, quiet_ms=0
+        ),
+        rollout=RolloutConfig(group=8, groups=8, max_steps=(6,)),
+        reward=RewardConfig(after="any", format_error=0.0),
+        optim=OptimConfig(lr=1e-4, weight_decay=0.0),
+        batch=BatchConfig(epochs=1, minibatch_turns=32, micro_tokens=4096),
+        sft=SftConfig(lr=1e-4, epochs=2, batch=16, betas=(0.9, 0.999), weight_decay=0.0),
+        eval=EvalConfig(max_steps=6, temperature=0.0, response_tokens=48),
     )
 
 
@@ -186,4 +218,5 @@ def autowebworld_3b() -> Config:
 
 
 _PAPERS = openwebrl_4b, openwebrl_8b, webagent_r1_3b, webagent_r1_8b, autowebworld_3b, autowebworld_7b
-RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in (tiny, tiny_text, *_PAPERS)}
+_ALL = tiny, tiny_text, smollm2, *_PAPERS
+RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}

