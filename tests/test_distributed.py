@@ -34,7 +34,7 @@ SETTINGS = {
     "plain": {},
     "replicas": {"optim": {"replicas": 2}},
     "checkpointing": {"model": {"gradient_checkpointing": True}},
-    "frozen": {"model": {"freeze_vision": "always"}},
+    "frozen": {"model": {"freeze_vision": "always", "freeze": 1}},
     "cloning's own": {
         "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01},
         "model": {"freeze_vision": "sft"},
