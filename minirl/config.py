@@ -45,6 +45,9 @@ class AgentConfig:
     """Tell what each call did. Without, a visual agent learns what could not be read, others what failed."""
     answers: Literal["thinking", "action", "webrl"] = "thinking"
     """The text agent's: `<think>` and `<answer>`, the action alone, or that in WebRL's form of a prompt."""
+    numbered: Literal["webagent-r1", "listeners"] = "webagent-r1"
+    """What the text agent can act on: WebAgent-R1's elements, or also those that a script listens on."""
+    boxes: bool = True  # the text agent's pages; without boxes and doubled texts they are half as long
     reasoning: bool = True  # keep past turns' reasoning in the prompt; without, only their calls
     response_tokens: int = 1024
     context_tokens: int = 32768  # of the longest prompt with its response

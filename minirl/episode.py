@@ -185,8 +185,6 @@ class Episode:
             if sample.finish == "stop":
                 parsed = agent.parse(self.context.chat.closing + text)
             lines = await self._act(session, parsed)
-            if self.answer is None and lines and await self.benchmark.has_ended(session, self.task):
-                self.answer = ""
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())
             turn = Turn(
@@ -242,6 +240,9 @@ class Episode:
                     ended = True
             except ToolFailure as failure:
                 lines.append(f"Failed: `{call.name}` execution failed: {failure}.")
+                ended = True
+            if not ended and await self.benchmark.has_ended(session, self.task):
+                self.answer = ""
                 ended = True
         return tuple(lines)
 

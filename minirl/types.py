@@ -316,6 +316,7 @@ class Session(Protocol):
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
     news: list[str]  # what happened by itself, a sentence each
+    scale: float  # pixels of a screenshot for one of the page's
     picture: bytes  # the last screenshot, until an action has settled
     unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
@@ -339,8 +340,7 @@ class Session(Protocol):
     async def wheel(self, point: Point, dx: float, dy: float) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
-    # returns URLs and titles, and which is the current one
-    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...
+    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...  # URLs and titles, and the current one's
     async def new_tab(self) -> int: ...
     async def switch_tab(self, index: int) -> None: ...
     async def close_tab(self) -> int: ...
@@ -349,9 +349,9 @@ class Session(Protocol):
 
 
 class Browsers(Protocol):
-    """Opens a session for each episode: minirl/browser/pool.py."""
+    """Opens a session for each episode, its pages of a `size` if one is given: minirl/browser/pool.py."""
 
-    def session(self) -> AbstractAsyncContextManager[Session]: ...
+    def session(self, size: tuple[int, int] | None = None) -> AbstractAsyncContextManager[Session]: ...
 
 
 class Hosts(Protocol):

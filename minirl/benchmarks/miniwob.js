@@ -30,11 +30,12 @@ async ([question, ...given]) => {
     return instruction;
   };
 
-  const ending = () => ({
-    done: WOB_DONE_GLOBAL === true,
-    raw: Number(WOB_RAW_REWARD_GLOBAL),
-    reason: String(WOB_REWARD_REASON ?? ''),
-  });
+  // Whoever leaves or reloads the page has lost: it would begin another episode than the task's.
+  const ending = () => {
+    const left = typeof core === 'undefined' || core.emptyQuery === undefined;
+    if (left) return { done: true, raw: 0, reason: 'the page was left' };
+    return { done: WOB_DONE_GLOBAL === true, raw: Number(WOB_RAW_REWARD_GLOBAL), reason: String(WOB_REWARD_REASON ?? '') };
+  };
 
   return { begin, ending }[question](...given);
 }

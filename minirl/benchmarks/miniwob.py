@@ -8,29 +8,40 @@ asks for stands on its page alone, so that making the task set opens each page o
 2. A success is the raw reward of 1, as the package's own binary reward has it. Some pages give a part of it,
    and some give it for a wrong answer.
 3. The page shows neither instruction nor reward, as the package's own observation of its elements.
+4. An agent that sees gets the pages' own 160 x 210 pixels, drawn by Chromium's device scale as large as the
+   config's window allows (`--browser.width 480 --browser.height 630`: three times), not zoomed, which would
+   move what a page draws by itself. The text agent's window is the config's.
+5. Whoever leaves the page, or loads it again, has lost.
 """
 
 import asyncio
 import hashlib
 import importlib.util
+import math
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from minirl.agents import simplified_html
+from minirl.agents.webagent_r1 import WebAgentR1Agent
 from minirl.benchmarks.fields import Record
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.config import Config
+from minirl.console import progress
 from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
 from minirl.worlds.render import SiteServer
 
+if TYPE_CHECKING:
+    from minirl.episode import Harness
+
 HOST = "miniwob.test"
+PREFIX = "miniwob:"  # of a setting that names tasks
 SCRIPT = resources.files("minirl.benchmarks").joinpath("miniwob.js").read_text("utf-8")
 SOURCE = re.compile(r"miniwob:(?P<types>[a-z0-9,-]+)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?")
 
@@ -39,7 +50,7 @@ def pages() -> Path:
     """Return the folder of the installed package's pages. ValueError if there is none."""
     package = importlib.util.find_spec("miniwob")
     if package is None or package.origin is None:
-        raise ValueError('the pages of MiniWoB++ are not installed: pip install --no-deps "miniwob>=1.1"')
+        raise ValueError("the pages of MiniWoB++ are missing: pip install miniwob (--no-deps will do)")
     return Path(package.origin).parent / "html"
 
 
@@ -65,34 +76,47 @@ class MiniwobBenchmark(JudgedBenchmark):
             names.add((HOST, task.meta["first"]))
         return names
 
+    def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]:
+        return harness.browsers.session(page_size(harness.config))
+
     async def prepare(self, session: Session, task: Task) -> None:
         """Begin the episode. BrowserFault if the page does not, or asks for something else."""
-        instruction = await ask(session, task.id, "begin", task.goal["seed"])
+        instruction = await begin(session, task.id, task.goal["seed"])
         if instruction != task.instruction:
             fault = f"{task.id} asks for {instruction!r}, not {task.instruction!r}: make its tasks again"
             raise BrowserFault(Stop.SITE_ERROR, fault)
 
     async def has_ended(self, session: Session, task: Task) -> bool:
-        ending = await ask(session, task.id, "ending")
+        ending = await ask(session, "ending")
         return ending["done"]
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
-        ending = await ask(session, task.id, "ending")
+        ending = await ask(session, "ending")
         return Score(float(ending["done"] and ending["raw"] == 1), ending)
 
 
-async def ask(session: Session, place: str, question: str, *given: Any) -> Any:
-    """Return a page's answer (miniwob.js). BrowserFault if it has none."""
+def page_size(config: Config) -> tuple[int, int] | None:
+    """Return the size of a page's window: for an agent that sees, the pages' own."""
+    return None if config.agent.kind == "text" else (160, 210)
+
+
+async def ask(session: Session, question: str, *given: Any) -> Any:
+    """Return a page's answer (miniwob.js). ToolFailure if it has none."""
+    return await session.do(session.page.evaluate(SCRIPT, [question, *given]))
+
+
+async def begin(session: Session, id: str, seed: int) -> str:
+    """Begin the episode of a seed; return the page's instruction. BrowserFault if it does not begin."""
     try:
-        return await session.do(session.page.evaluate(SCRIPT, [question, *given]))
+        return await ask(session, "begin", seed)
     except ToolFailure as failure:
-        raise BrowserFault(Stop.SITE_ERROR, f"{place}: {failure}") from None
+        raise BrowserFault(Stop.SITE_ERROR, f"{id} does not begin: {failure}") from None
 
 
-def tasks_named(source: str, config: Config) -> list[Task]:
-    """Return the tasks that a setting names: "miniwob:click-link,login-user:0-199" has seeds 0 to 199 of both
-    pages, one of each and then the next; "miniwob:all" seed 0 of every page. The instructions are asked of
-    the pages. ValueError for a page that there is not, or if the package is missing."""
+def tasks_named(source: str, count: int | None, config: Config) -> list[Task]:
+    """Return the first `count` tasks that a setting names: "miniwob:click-link,login-user:0-199" has seeds 0
+    to 199 of both pages, one of each and then the next; "miniwob:all" seed 0 of every page. The instructions
+    are asked of the pages. ValueError for a page that there is not, or if the package is missing."""
     named = SOURCE.fullmatch(source)
     if named is None:
         raise ValueError(f"{source}: write miniwob:PAGES:SEEDS, such as miniwob:click-link,login-user:0-199")
@@ -103,22 +127,29 @@ def tasks_named(source: str, config: Config) -> list[Task]:
             raise ValueError(f"{source}: MiniWoB++ has no page {name!r}; it has: {', '.join(known)}")
     first = int(named["first"] or 0)
     last = int(named["last"] or first)
-    making = make_tasks(names, range(first, last + 1), config)
+    seeds = range(first, last + 1)
+    if count is not None:
+        seeds = seeds[: math.ceil(count / len(names))]
     with ThreadPoolExecutor(1) as thread:  # for the caller's own event loop may be running
-        return thread.submit(asyncio.run, making).result()
+        tasks = thread.submit(asyncio.run, make_tasks(names, seeds, config)).result()
+    return tasks[:count]
 
 
 async def make_tasks(names: Sequence[str], seeds: Sequence[int], config: Config) -> list[Task]:
     limit = asyncio.Semaphore(config.browser.episodes)
 
     async def tasks_of(name: str) -> list[Task]:
-        async with limit, pool.session() as session:
-            await session.start(url_of(name))
-            return [await make_task(session, name, seed, config) for seed in seeds]
+        tasks = []
+        async with limit, pool.session(page_size(config)) as session:
+            for seed in seeds:
+                tasks.append(await make_task(session, name, seed, config))
+                meter.advance()
+        return tasks
 
     with SiteServer([], {HOST: pages()}) as server:
         async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
-            by_page = await asyncio.gather(*map(tasks_of, names))
+            with progress("asking the pages", len(names) * len(seeds)) as meter:
+                by_page = await asyncio.gather(*map(tasks_of, names))
     return [task for tasks in zip(*by_page, strict=True) for task in tasks]
 
 
@@ -129,9 +160,11 @@ def url_of(name: str) -> str:
 async def make_task(session: Session, name: str, seed: int, config: Config) -> Task:
     """Return the task that a page makes of a seed; its `meta` tells apart what the agent sees first."""
     id = f"miniwob-{name}-{seed}"
-    instruction = await ask(session, id, "begin", seed)
+    await session.start(url_of(name))  # anew for each: what an episode leaves behind may change the next
+    instruction = await begin(session, id, seed)
     if config.agent.kind == "text":
-        shown = (await simplified_html.observe(session)).encode()
+        observation = await WebAgentR1Agent(config.agent).observe(session)
+        shown = observation.page_text.encode()
     else:
         shown = await session.screenshot()
     first = hashlib.sha256(instruction.encode() + b"\n" + shown).hexdigest()[:16]

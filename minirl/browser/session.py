@@ -57,6 +57,7 @@ class Session:
     context: BrowserContext
     page: Page
     guard: Guard
+    scale: float = 1.0  # pixels of a screenshot for one of the page's
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
@@ -84,8 +85,7 @@ class Session:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
         BrowserFault if the page has crashed or the browser is gone."""
         try:
-            # Not wait_for, which before Python 3.12 may swallow a cancellation
-            async with asyncio.timeout(seconds or readiness.CALL_SECONDS):
+            async with asyncio.timeout(seconds or readiness.CALL_SECONDS):  # wait_for swallows cancellations
                 return await work
         except TimeoutError:
             raise PageHangs("the browser did not finish in time") from None

@@ -64,15 +64,22 @@ async def mine(tasks: Sequence[Task], config: Config, script: str, run: Run) -> 
 
 async def search(harness: Harness, task: Task, script: str) -> Path:
     """Return the cheapest path to a success that was found in a page, or none."""
-    call = f"given => ({SEARCH})({simplified_html.SCRIPT}, {script}, given)"
+    listeners = "getEventListeners" if harness.config.agent.numbered == "listeners" else "undefined"
+    given = json.dumps([task.goal["seed"], LIMITS])
+    command = {
+        "expression": f"({SEARCH})({simplified_html.SCRIPT}, {script}, {given}, {listeners})",
+        "includeCommandLineAPI": True,  # which getEventListeners is of
+        "awaitPromise": True,
+        "returnByValue": True,
+    }
     try:
         async with harness.benchmark_of(task).session(harness, task) as session:
             await session.start(task.start_url)
-            work = session.page.evaluate(call, [task.goal["seed"], LIMITS])
-            answer = await session.do(work, SECONDS)
+            cdp = await session.do(session.context.new_cdp_session(session.page))
+            answer = await session.do(cdp.send("Runtime.evaluate", command), SECONDS)
     except (ToolFailure, BrowserFault):  # it has crashed the page, or has led elsewhere
         return ()
-    return answer.get("path", ())
+    return answer["result"].get("value", {}).get("path", ())
 
 
 async def respond(harness: Harness, path: Path, t: int, prompt: Prompt, session: Session) -> Sample:

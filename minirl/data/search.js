@@ -2,7 +2,7 @@
 // (begin and ending), and [seed, {depth, tries}]. A state is reached by its path from a new beginning, for a page
 // can't be copied. Uniform cost: what the instruction mentions comes first, then buttons, then the rest. Events
 // are made by script, so that a solution is only a guess until the agent has acted it out.
-async (view, episode, [seed, limits]) => {
+async (view, episode, [seed, limits], listenersOf) => {
   const MENTIONED = 1, BUTTON = 1.5, OTHER = 3, UNSEEN = 2;  // costs; the last is for an action without a trace
   const MAX_TOLD = 8, MAX_SHOWN = 15, MAX_LETTERS = 20;  // of words to type
   const KINDS = ['text', 'password', 'number', 'email', 'search', 'date', 'tel', 'time', 'url'];
@@ -95,7 +95,7 @@ async (view, episode, [seed, limits]) => {
     instruction = await episode(['begin', seed]);
     await settled();
     for (const { name, element, argument } of path) {
-      view(['annotate']);
+      view(['annotate', listenersOf]);
       const { point } = view(['locate', element]), target = window[NUMBERED][element];
       if (!point) return null;
       if (!target.matches('select')) click(point);
@@ -105,7 +105,7 @@ async (view, episode, [seed, limits]) => {
       const ending = await episode(['ending']);
       if (ending.done) return ending;
     }
-    return { done: false, page: view(['annotate']), next: actions() };
+    return { done: false, page: view(['annotate', listenersOf]), next: actions() };
   };
 
   // A success without the actions that it does not need, and with clicks in place of words that it does not.
