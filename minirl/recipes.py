@@ -99,6 +99,8 @@ def smollm2() -> Config:
         agent=AgentConfig(
             kind="text",
             answers="action",
+            numbered="listeners",
+            boxes=False,
             feedback=False,
             response_tokens=48,
             context_tokens=2048,
