@@ -120,16 +120,11 @@ def mine(
     from minirl.benchmarks import miniwob
     from minirl.benchmarks.task_sets import load_source
     from minirl.data import mining
-    from minirl.distributed import open_ranks
-    from minirl.experiment import place_model
 
     name, _ = recipe_name([recipe], RECIPES)
     config = RECIPES[name]()
-    with open_ranks() as ranks:
-        model = place_model(config, out / "model", ranks)
     browser = replace(config.browser, private=script is not None)  # one's own pages may be on this machine
-    task = replace(config.task, reward=reward)
-    config = replace(config, model=model, browser=browser, task=task)
+    config = replace(config, browser=browser, task=replace(config.task, reward=reward))
     named = load_source(tasks, None, config)
     run = Run(out)
     text = script.read_text("utf-8") if script else miniwob.SCRIPT

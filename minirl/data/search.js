@@ -1,12 +1,12 @@
-// Searches a page for the cheapest actions that succeed; called with simplified_html.js, the benchmark's script
-// (begin and ending), and [seed, {depth, tries}]. A state is reached by its path from a new beginning, for a page
-// can't be copied. Uniform cost: what the instruction mentions comes first, then buttons, then the rest. Events
-// are made by script, so that a solution is only a guess until the agent has acted it out.
+// Searches a page for the cheapest actions that succeed; called with simplified_html.js, the benchmark's script,
+// [seed, {depth, tries}], and what tells an element's listeners. A state is reached by its path from a new
+// beginning, for a page can't be copied. What the instruction mentions costs least, then buttons, then the rest.
+// Events are made by script, so that a solution is only a guess until the agent has acted it out.
 async (view, episode, [seed, limits], listenersOf) => {
   const MENTIONED = 1, BUTTON = 1.5, OTHER = 3, UNSEEN = 2;  // costs; the last is for an action without a trace
   const MAX_TOLD = 8, MAX_SHOWN = 15, MAX_LETTERS = 20;  // of words to type
-  const KINDS = ['text', 'password', 'number', 'email', 'search', 'date', 'tel', 'time', 'url'];
-  const TYPED = 'textarea, [contenteditable], input:not([type]), ' + KINDS.map(kind => `input[type=${kind}]`);
+  const PRESSED = ['checkbox', 'radio', 'submit', 'button', 'reset', 'image', 'file', 'range', 'color'];
+  const TYPED = `textarea, [contenteditable], input:not(${PRESSED.map(kind => `[type=${kind}]`)})`;
   const NUMBERED = Symbol.for('minirl.numbered');
   let instruction = '', tries = 0, left = false;
   if (window.jQuery) jQuery.fx.off = true;  // its animations take half a second each
@@ -17,22 +17,14 @@ async (view, episode, [seed, limits], listenersOf) => {
     left = true;
   });
 
-  // After the handlers that are waiting, without the clock's rounding of setTimeout.
-  const settled = () => new Promise(done => {
-    const channel = new MessageChannel();
-    channel.port1.onmessage = done;
-    channel.port2.postMessage(0);
-  });
-
+  // After the handlers that are waiting, without the least wait of setTimeout.
+  const settled = () => scheduler.postTask(() => {}, { priority: 'background' });
   // Words between blanks, without case and punctuation, so that one text can be looked for in another.
   const plain = text => ` ${text.toLowerCase().replace(/[^\p{L}\p{N}@#.$%:/-]+/gu, ' ')
     .replace(/[.:]+(?= |$)/g, '').trim()} `;
   const isMentioned = text => plain(text).trim() !== '' && plain(instruction).includes(plain(text));
-  const labelOf = e => {
-    const label = e.labels?.[0]?.textContent ?? e.closest('label')?.textContent;
-    const own = e.matches('[type=submit], [type=button]') ? e.value : '';
-    return e.innerText || e.textContent || label || e.getAttribute('alt') || e.title || own || '';
-  };
+  const labelOf = e => e.innerText || e.textContent || e.labels?.[0]?.textContent || e.getAttribute('alt') ||
+    e.title || (e.matches('[type=submit], [type=button]') ? e.value : '');
 
   // What may be typed, with its cost: quoted words, those with capitals or digits, short texts of the page.
   const wordsToType = () => {
@@ -56,11 +48,11 @@ async (view, episode, [seed, limits], listenersOf) => {
         name: 'Select Dropdown Option', element, argument: text });
       if (e.matches('select')) return [...e.options].forEach(option => choose(option.text));
       const isTyped = e.matches(TYPED) && !e.readOnly;
-      if (isTyped)
-        for (const [cost, argument] of wordsToType()) all.push({ cost, name: 'Type', element, argument });
-      const isButton = e.matches('button, [type=submit], [type=button], [class*=button i]') && !isTyped;
-      const cost = !isTyped && isMentioned(labelOf(e)) ? MENTIONED : isButton ? BUTTON : OTHER;
-      all.push({ cost, name: 'Click', element });
+      for (const [cost, argument] of isTyped ? wordsToType() : [])
+        all.push({ cost, name: 'Type', element, argument });
+      const isButton = e.matches('button, [type=submit], [type=button], [class*=button i]');
+      const cost = isMentioned(labelOf(e)) ? MENTIONED : isButton ? BUTTON : OTHER;
+      all.push({ cost: isTyped ? OTHER : cost, name: 'Click', element });
     });
     return all.sort((a, b) => a.cost - b.cost);
   };
@@ -124,8 +116,8 @@ async (view, episode, [seed, limits], listenersOf) => {
     const { cost, path, next } = open.shift(), last = path.at(-1);
     for (const action of next) {
       if (tries >= limits.tries) return { tries };
-      // typing anew into the same field only replaces
-      if (last?.name === 'Type' && action.name === 'Type' && last.element === action.element) continue;
+      const isType = action.name === 'Type' && last?.name === 'Type';
+      if (isType && last.element === action.element) continue;  // it would only replace the text
       const longer = [...path, action], state = await follow(longer);
       if (state?.done && state.raw === 1) return { tries, path: await shortened(longer) };
       if (!state || state.done || longer.length >= limits.depth) continue;
