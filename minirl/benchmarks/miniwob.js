@@ -22,7 +22,7 @@ async ([question, ...given]) => {
     await until(() => WOB_TASK_READY !== false);
     core.clearTimer();
     core.startEpisode = () => {};  // the page's own, after the end: it would cover everything
-    const instruction = core.getUtterance();
+    const given = core.getUtterance(), instruction = given.utterance ?? given;  // some pages add its fields
     query.textContent = '';
     for (const id of ['reward-display', 'click-canvas', 'sync-task-cover'])
       document.getElementById(id)?.style.setProperty('display', 'none');
