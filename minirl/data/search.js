@@ -1,9 +1,9 @@
-// Searches a page for the cheapest actions that succeed; called with simplified_html.js, the benchmark's script,
-// [seed, {depth, tries}], and what tells an element's listeners. A state is reached by its path from a new
-// beginning, for a page can't be copied. What the instruction mentions costs least, then buttons, then the rest.
-// Events are made by script, so that a solution is only a guess until the agent has acted it out.
+// Searches a page for the cheapest actions that succeed; called with simplified_html.js, a script that begins and
+// ends episodes, [seed, {depth, tries}], and Chromium's getEventListeners or nothing. A state is reached by its
+// path from a new beginning, for a page can't be copied. Events are made by script, so that a solution is only a
+// guess until the agent has acted it out.
 async (view, episode, [seed, limits], listenersOf) => {
-  const MENTIONED = 1, BUTTON = 1.5, OTHER = 3, UNSEEN = 2;  // costs; the last is for an action without a trace
+  const MENTIONED = 1, BUTTON = 1.5, OTHER = 3, UNSEEN = 2;  // costs; UNSEEN: of an action without a trace
   const MAX_TOLD = 8, MAX_SHOWN = 15, MAX_LETTERS = 20;  // of words to type
   const PRESSED = ['checkbox', 'radio', 'submit', 'button', 'reset', 'image', 'file', 'range', 'color'];
   const TYPED = `textarea, [contenteditable], input:not(${PRESSED.map(kind => `[type=${kind}]`)})`;
@@ -16,7 +16,6 @@ async (view, episode, [seed, limits], listenersOf) => {
     event.preventDefault();
     left = true;
   });
-
   // After the handlers that are waiting, without the least wait of setTimeout.
   const settled = () => scheduler.postTask(() => {}, { priority: 'background' });
   // Words between blanks, without case and punctuation, so that one text can be looked for in another.
@@ -79,12 +78,12 @@ async (view, episode, [seed, limits], listenersOf) => {
     fire(field, KeyboardEvent, ['keyup'], { key: text.at(-1) });
     fire(field, Event, ['change']);
   };
-
   // The state behind a path: {done, raw}, or {page, next} where it goes on; null if it can't be gone.
   const follow = async path => {
     tries++;
     left = false;
     instruction = await episode(['begin', seed]);
+    document.activeElement?.blur();  // as on a new page
     await settled();
     for (const { name, element, argument } of path) {
       view(['annotate', listenersOf]);
@@ -104,12 +103,12 @@ async (view, episode, [seed, limits], listenersOf) => {
   const shortened = async path => {
     for (let n = path.length - 1; n >= 0; n--) {
       const others = [path.toSpliced(n, 1)];
-      if (path[n].name === 'Type') others.push(path.toSpliced(n, 1, { name: 'Click', element: path[n].element }));
+      const { name, element } = path[n];
+      if (name === 'Type') others.push(path.toSpliced(n, 1, { name: 'Click', element }));
       for (const other of others) if ((await follow(other))?.raw === 1) return shortened(other);
     }
     return path;
   };
-
   const first = await follow([]), known = new Set([first.page]), open = [{ ...first, cost: 0, path: [] }];
   while (open.length) {
     open.sort((a, b) => a.cost - b.cost);  // stable: of equal ones the oldest
