@@ -31,6 +31,7 @@ from minirl.types import (
     Benchmark,
     BrowserFault,
     Browsers,
+    Feedback,
     Observation,
     Parsed,
     PolicyFn,
@@ -221,7 +222,7 @@ class Episode:
                 break
         self.final_image = images.put(observation.image) if observation.image else ""
 
-    async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
+    async def _act(self, session: Session, parsed: Parsed) -> Feedback:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
         if parsed.error:
             return (parsed.error,)

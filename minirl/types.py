@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from minirl.episode import Harness
 
 
+Ids = tuple[int, ...]  # of tokens
+Json = dict[str, Any]  # an object of JSON
+Fields = Mapping[str, Any]  # values by name, to be read alone
+Feedback = tuple[str, ...]  # what an agent is told: a line for each of its calls
+Point = tuple[float, float]  # x and y in the page's pixels
+Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
+
+
 class Stop(Enum):
     """How an episode ended, which is decided in minirl/episode.py alone."""
 
@@ -64,8 +72,8 @@ class Task:
     id: str
     instruction: str
     start_url: str
-    goal: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)  # benchmark, site, difficulty, ...
+    goal: Fields = field(default_factory=dict)
+    meta: Fields = field(default_factory=dict)  # benchmark, site, difficulty, ...
 
     @property
     def site(self) -> str:
@@ -78,7 +86,7 @@ class Call:
     """One tool call as parsed: `Call("click", {"point_2d": [500, 120]})`, coordinates 0-1000."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,6 @@ class Observation:
     url: str = ""
 
 
-Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
-
-
 @dataclass(frozen=True)
 class Prompt:
     """What the sampler reads: ids with a run of image pads for each of `images`, which are PNG bytes. The
@@ -114,7 +119,7 @@ class Prompt:
     ((1, 2, 3), (9, 9, 4))
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     shared: int
     images: tuple[bytes, ...] = ()
     messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
@@ -146,7 +151,7 @@ class Sample:
     """What the sampler returns for one request. `logprobs[i]` is that of `ids[i]` under the distribution that
     was sampled (temperature and suppressed tokens applied). The end token is in `ids` if it was sampled."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     logprobs: tuple[float, ...]
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
@@ -168,13 +173,13 @@ class Turn:
     """
 
     shared: int
-    suffix: tuple[int, ...]
-    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no suffix either
+    suffix: Ids
+    response_ids: Ids  # none if a served model wrote it, and then there is no suffix either
     logprobs: tuple[float, ...]
     text: str  # the decoded response; where there are ids, never tokenised again for reinforcement
     images: tuple[str, ...] = ()  # the prompt's, by content hash
     parsed: Parsed = field(default_factory=Parsed)
-    feedback: tuple[str, ...] = ()  # one line per call
+    feedback: Feedback = ()  # one line per call
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
@@ -199,7 +204,7 @@ class Score:
     """The value that a task's own rules give a finished episode."""
 
     value: float | None  # 0 to 1; None: they can't tell, and the episode must not count
-    details: Mapping[str, Any] = field(default_factory=dict)  # the evidence, for people and reports
+    details: Fields = field(default_factory=dict)  # the evidence, for people and reports
 
 
 @dataclass(frozen=True)
@@ -208,14 +213,14 @@ class Trajectory:
 
     task: Task
     member: int  # which of the group's G episodes this is
-    prefix: tuple[int, ...] = ()
+    prefix: Ids = ()
     turns: tuple[Turn, ...] = ()
     stop: Stop = Stop.DONE
     answer: str = ""
     success: bool = False
     reward: float = 0.0
     error: str = ""  # the reason behind an invalid ending, with the traceback's last line
-    final_state: Mapping[str, Any] = field(default_factory=dict)  # the score's details
+    final_state: Fields = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
     blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
@@ -232,7 +237,7 @@ class Trajectory:
     def response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
-    def prompt_ids(self, t: int) -> tuple[int, ...]:
+    def prompt_ids(self, t: int) -> Ids:
         """Return the ids that turn `t` was sampled from."""
         return self.prefix[: self.turns[t].shared] + self.turns[t].suffix
 
@@ -306,9 +311,6 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-Point = tuple[float, float]  # x and y in the page's pixels
-
-
 class Session(Protocol):
     """One episode's browser, in which agents act and which benchmarks read: minirl/browser/session.py."""
 
@@ -331,8 +333,7 @@ class Session(Protocol):
     async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
-    # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: Point | None = None) -> Any: ...
+    async def arm(self, point: Point | None = None) -> Any: ...  # before an action; returns what is there
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
@@ -348,9 +349,7 @@ class Session(Protocol):
     async def blocked(self) -> str: ...  # why the page keeps visitors out, or ""
 
 
-class Browsers(Protocol):
-    """Opens a session for each episode, its pages of a `size` if one is given: minirl/browser/pool.py."""
-
+class Browsers(Protocol):  # opens an episode's session, its pages of a size if one is given
     def session(self, size: tuple[int, int] | None = None) -> AbstractAsyncContextManager[Session]: ...
 
 
@@ -374,13 +373,13 @@ class Agent(Protocol):
 
     # the n-th message to the model; the feedback is on the last turn
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> "UserMessage": ...
     async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
     def history(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
+    def visible_feedback(self, parsed: Parsed, feedback: Feedback) -> Feedback: ...
 
 
 class Benchmark(Protocol):

@@ -29,7 +29,7 @@ from pydantic_core import from_json
 
 from minirl.agents.feedback import shorten, watched
 from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
-from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
+from minirl.types import Call, Feedback, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 VALUE_CHARS = 100  # of a field's value in a line of feedback,
@@ -116,7 +116,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     raise ToolFailure(shorten(" ".join(lines)).removesuffix("."))
 
 
-def visible_feedback(agent: Any, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+def visible_feedback(agent: Any, parsed: Parsed, feedback: Feedback) -> Feedback:
     """Be an agent's method: return all lines, or in the ablation those on what failed."""
     if agent.config.feedback or parsed.error:
         return feedback

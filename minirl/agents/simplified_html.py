@@ -24,7 +24,7 @@ from typing import Any
 import lxml.etree
 import lxml.html
 
-from minirl.types import Session, ToolFailure
+from minirl.types import Point, Session, ToolFailure
 
 SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
 MAX_CHARS = 500  # of a text or an attribute
@@ -57,7 +57,7 @@ async def observe(session: Session, boxes: bool = True, listeners: bool = False)
     return simplify(page, session.width, session.height, boxes)
 
 
-async def locate(session: Session, number: int) -> tuple[float, float]:
+async def locate(session: Session, number: int) -> Point:
     """Scroll to a numbered element; return where a click reaches it, in CSS pixels. Raises ToolFailure."""
     match await ask(session, "locate", number):
         case {"point": [float() | int() as x, float() | int() as y]}:

@@ -27,7 +27,18 @@ from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
-from minirl.types import Call, Observation, PageHangs, Parsed, Session, Task, ToolFailure
+from minirl.types import (
+    Call,
+    Feedback,
+    Json,
+    Observation,
+    PageHangs,
+    Parsed,
+    Point,
+    Session,
+    Task,
+    ToolFailure,
+)
 
 FILES = Path(__file__).parent
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
@@ -114,7 +125,7 @@ def _action(given: dict[str, str]) -> Call:
         return Call(action.lower().replace(" ", "_"))
     if action not in ACTIONS:
         raise ValueError(f"there is no action {action!r}; the actions are {', '.join(ACTIONS)}")
-    arguments: dict[str, Any] = {}
+    arguments: Json = {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")
@@ -189,7 +200,7 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
     return f"`{action}` executed."
 
 
-async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
+async def _on_element(session: Session, action: str, point: Point, argument: str) -> str:
     if action == "Select Dropdown Option":
         # A list that a script has drawn is opened by a click instead, and its entries have ids then
         problem = await simplified_html.ask(session, "focusList", *point)
@@ -237,7 +248,7 @@ class WebAgentR1Agent:
         return await observe(session, self.config.boxes, self.config.numbered == "listeners")
 
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> UserMessage:
         opening = f"Task Instruction: {instruction}\n\n" if n == 0 else ""
         lines = "".join(line + "\n\n" for line in feedback)

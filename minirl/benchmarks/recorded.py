@@ -15,7 +15,7 @@ files, too. Deviations:
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -32,7 +32,7 @@ from minirl.benchmarks.fields import Record, Text, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.console import say
 from minirl.demonstrations import tokenised
-from minirl.types import Parsed, Score, Task, Trajectory, Turn
+from minirl.types import Fields, Json, Parsed, Score, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
     from minirl.episode import Harness
@@ -71,7 +71,7 @@ class ScreenSpotBox(Record):
     bbox: Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
 
 
-def screenspot_step(record: dict[str, Any]) -> dict[str, Any]:
+def screenspot_step(record: Json) -> Json:
     """Return a record of ScreenSpot as a recorded step: a click, by platform and kind. Boxes of V2 are left,
     top, width and height, those of Pro left, top, right and bottom."""
     left, top, third, fourth = map(round, read(ScreenSpotBox, record).bbox)
@@ -86,7 +86,7 @@ def screenspot_step(record: dict[str, Any]) -> dict[str, Any]:
     return step | {"bbox": [left, top, third, fourth]}
 
 
-def recorded_task(record: dict[str, Any], folder: Path, id: str) -> Task:
+def recorded_task(record: Json, folder: Path, id: str) -> Task:
     """Return a record of a file in `folder` as a task. ValueError names the wrong field."""
     from minirl.model import open_picture  # it imports torch, which takes seconds
 
@@ -150,7 +150,7 @@ def is_recorded(task: Task) -> bool:
     return task.start_url.startswith("file:///")
 
 
-def rewards(response: str, goal: Mapping[str, Any], scale: Sequence[float]) -> dict[str, float]:
+def rewards(response: str, goal: Fields, scale: Sequence[float]) -> dict[str, float]:
     """Return the rewards for action, coordinate and format, each 0 or 1, as the released code gives them.
     `scale` leads from the model's pixels to the recorded ones, in x and in y.
 

@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
-from minirl.types import Stop, Trajectory, Turn
+from minirl.types import Json, Stop, Trajectory, Turn
 
 _PHRASES = tomllib.loads(files("minirl.evaluation").joinpath("failures.toml").read_text())
 
@@ -52,7 +51,7 @@ def proxies_of(turn: Turn) -> frozenset[str]:
     return frozenset(name for name, pattern in PROXIES.items() if pattern.search(reasoning))
 
 
-def proxy_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+def proxy_rows(trajectories: Sequence[Trajectory]) -> list[Json]:
     """Return a row for each family, then one for the turns that match any, those that match none, and all:
     how many turns, their share of all, and the mean and the 90th percentile of their tokens."""
     lengths: dict[str, list[int]] = {name: [] for name in (*PROXIES, "any", "none", "all")}
@@ -107,7 +106,7 @@ def category_of(trajectory: Trajectory) -> str | None:
     return "reasoning"
 
 
-def error_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+def error_rows(trajectories: Sequence[Trajectory]) -> list[Json]:
     """Return the categories of all failures, the most frequent first, with their shares and the paper's."""
     counts = Counter(filter(None, map(category_of, trajectories)))
     total = counts.total()

@@ -16,7 +16,7 @@ from importlib import metadata
 from math import fsum, sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from minirl.benchmarks.protocols import Protocol
 from minirl.judges.intervals import clustered_wilson
 from minirl.run_folder import read_as, write_atomic
-from minirl.types import GRADED, Stop, Trajectory, Turn
+from minirl.types import GRADED, Json, Stop, Trajectory, Turn
 
 PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
 LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}  # difficulties in their order
@@ -57,7 +57,7 @@ class Evaluation:
 
     protocol: str
     rule: str
-    config: dict[str, Any]
+    config: Json
     versions: dict[str, str]
     seeds: tuple[int, ...] = (0,)
 

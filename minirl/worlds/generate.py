@@ -16,8 +16,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from minirl.types import Fields, Json
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import Json, draw_records, dress, read_table
+from minirl.worlds.looks import draw_records, dress, read_table
 from minirl.worlds.shop import ITEM, ORDER_FIELDS, SHOP, arrange, records_of
 from minirl.worlds.widgets import Offered, SiteDocument, condition, control, effect
 
@@ -208,7 +209,7 @@ class SiteBuilder:
             asks[field] = [record["id"] for record in records]
         return asks
 
-    def _add_extra(self, extra: Mapping[str, Any]) -> None:
+    def _add_extra(self, extra: Fields) -> None:
         """Add a page and its flows, as one of the tables `extras` of themes.toml says."""
         entity = self.entities[0]
         # What stands in the table in place of the theme's own words

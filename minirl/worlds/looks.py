@@ -9,7 +9,7 @@ end.
 import colorsys
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from random import Random
@@ -17,9 +17,8 @@ from typing import Any
 
 from jinja2 import Template
 
+from minirl.types import Fields, Json
 from minirl.worlds.interpreter import World
-
-Json = dict[str, Any]
 
 
 def text_of(file: str, **values: Any) -> str:
@@ -129,7 +128,7 @@ def style_of(world: World) -> Json:
     return USUAL["style"] | world.style
 
 
-def _with_texts(record: Mapping[str, Any], about: Json, rng: Random) -> Json:
+def _with_texts(record: Fields, about: Json, rng: Random) -> Json:
     """Return a record with what its page says besides its facts: by whom, where, when, and a text."""
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
     sentences = [

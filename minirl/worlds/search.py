@@ -12,11 +12,11 @@ Paper: AutoWebWorld, section 4.3 and appendix A.2.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
+from minirl.types import Fields
 from minirl.worlds import interpreter
 from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm
 from minirl.worlds.interpreter import State, World
@@ -31,7 +31,7 @@ class Step:
     """One action with its open parameters: `Step("HOME_OPEN_CATEGORY", {"category": "mugs"})`."""
 
     action_id: str
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ Paper: AutoWebWorld, section 4.3 and appendix A.2.4.
    search, has one way. Walks on released sites have one way each, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minirl.types import Task
+from minirl.types import Fields, Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import (
     State,
@@ -34,9 +34,9 @@ class Part:
     """One thing to do: find an item as told in `find`, and go through a flow with the values that it asks.
     Either may be empty."""
 
-    find: Mapping[str, Any] = field(default_factory=dict)
-    flow: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    find: Fields = field(default_factory=dict)
+    flow: Fields = field(default_factory=dict)
+    values: Fields = field(default_factory=dict)
 
 
 def compose(world: World, parts: Sequence[Part]) -> list[Step]:
@@ -82,14 +82,14 @@ class Walk:
                 self.take("ACCEPT")
             self.take(f"GO_{page}")
 
-    def open(self, find: Mapping[str, Any]) -> None:
+    def open(self, find: Fields) -> None:
         """Go to a list, set it as told, and open the item."""
         self.go(list_of(self.world, find["list"])["page"])
         for name, value in find["set"].items():
             self.take(name.upper(), value)
         self.take("OPEN", find["item"])
 
-    def do(self, flow: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def do(self, flow: Fields, values: Fields) -> None:
         """Go through a flow, from the opened item if it is about one."""
         role = flow["id"].upper()
         number = self.world.fsm.meta["flows"].index(flow)
@@ -105,7 +105,7 @@ class Walk:
         self.take(f"FINISH_{role}")
 
 
-def list_of(world: World, id: str) -> Mapping[str, Any]:
+def list_of(world: World, id: str) -> Fields:
     """Return what a site tells of one of its lists."""
     (listing,) = [one for one in world.fsm.meta["lists"] if one["id"] == id]
     return listing

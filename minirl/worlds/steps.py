@@ -20,14 +20,13 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from minirl.agents.autowebworld import action_of, spell
 from minirl.config import BrowserConfig, EndpointConfig
 from minirl.console import progress, say
 from minirl.run_folder import ImageFolder, write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.hand import row_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import read_table
@@ -38,7 +37,6 @@ WORDS = read_table("thoughts")
 THOUGHTS, INSTRUCTIONS = WORDS["thoughts"], WORDS["asked"]  # by action
 TAGS = re.compile(r"</?(?:think|action)>")
 THOUGHT_TOKENS = 1024
-Json = dict[str, Any]
 
 
 def one_of_each(replays: Sequence[tuple[Task, Replay]], seed: int) -> list[tuple[Task, Replay]]:

@@ -15,13 +15,13 @@ questions about the last screenshot) in five modes of access (search, scrolling,
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from minirl.types import Task
+from minirl.types import Fields, Json, Task
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
-from minirl.worlds.looks import Json, read_table
+from minirl.worlds.looks import read_table
 from minirl.worlds.search import Step
 from minirl.worlds.shop import ITEM, order_in_words
 from minirl.worlds.solutions import Part, compose, in_json, list_of
@@ -70,7 +70,7 @@ def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
     return operations
 
 
-def other_ways(listing: Mapping[str, Any], target: Json, mode: str) -> list[str]:
+def other_ways(listing: Fields, target: Json, mode: str) -> list[str]:
     """Return the ways to use a list that do not go against an instruction: none where it tells a search or a
     rank, and no search where the title is not told, or the list is to be scrolled."""
     if mode == "search" or "rank" in target:
@@ -133,7 +133,7 @@ class Draft:
     def wording(self, wordings: Sequence[str], **values: Any) -> str:
         return self.rng.choice(wordings).format(**values)
 
-    def find(self, listing: Mapping[str, Any], family: str, mode: str) -> tuple[str, Json]:
+    def find(self, listing: Fields, family: str, mode: str) -> tuple[str, Json]:
         """Return a sentence by which one record of a list is to be opened, and what it says: how the list is
         set, what tells the record from all others that are shown then, its id, and in which other ways the
         list may be used as well."""
@@ -177,7 +177,7 @@ class Draft:
         }
         return f"{setting} and {opening}", find
 
-    def shown(self, listing: Mapping[str, Any], settings: Json) -> list[Mapping[str, Any]]:
+    def shown(self, listing: Fields, settings: Json) -> list[Fields]:
         """Return the records that a list shows, in their order, once it is set like this."""
         many = listing["id"]
         page = listing["page"]
@@ -225,7 +225,7 @@ class Draft:
         """Return the task, whose goal is that all that it names is noted, and nothing else is done."""
         goal: Json = {"where": []}
 
-        def expect(place: str, notes: Mapping[str, Any]) -> None:
+        def expect(place: str, notes: Fields) -> None:
             for name, value in notes.items():
                 goal["where"].append(condition(f"done.{place}.{name}", "eq", value))
 

@@ -1,18 +1,23 @@
 """MiniWoB++: its pages open, begin by seed, end by themselves, and only the full reward counts."""
 
+import asyncio
+import json
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from minirl.agents.webagent_r1 import WebAgentR1Agent
 from minirl.benchmarks import miniwob
 from minirl.benchmarks.miniwob import MiniwobBenchmark, tasks_named
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.browser.pool import BrowserPool
 from minirl.config import AgentConfig, BrowserConfig, Config, TaskConfig
-from minirl.run_folder import save_tasks
-from minirl.types import BrowserFault, Stop
+from minirl.episode import Episode, Harness
+from minirl.run_folder import Run, save_tasks
+from minirl.types import BrowserFault, Sample, Stop
 from minirl.worlds.render import SiteServer
 
 CONFIG = Config(
@@ -21,6 +26,8 @@ CONFIG = Config(
     agent=AgentConfig(kind="text"),
 )
 BENCHMARK = MiniwobBenchmark()
+# What solves seed 0 of a page, and what ends it otherwise
+PATHS = json.loads(Path(__file__).parents[1].joinpath("data/miniwob.json").read_text())
 
 needs_pages = pytest.mark.skipif(find_spec("miniwob") is None, reason="needs the package miniwob")
 
@@ -147,3 +154,52 @@ def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setattr(miniwob.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install miniwob"):
         tasks_named("miniwob:all", None, CONFIG)
+
+
+async def act_out(tasks, answers, preprocessor, folder):
+    """An episode of each task, in which the text agent says what `answers` has for its page, then exits."""
+    agent = WebAgentR1Agent(CONFIG.agent)
+    limit = asyncio.Semaphore(8)
+
+    async def play(task, pool):
+        sayings = [*answers.get(task.site, ()), 'exit(message="")']
+        harness = Harness(CONFIG, preprocessor, agent, pool, Run(folder).images, lambda task: BENCHMARK)
+
+        async def policy(t, prompt, session):
+            ids = preprocessor.render_response(sayings[t])[1]
+            return Sample(ids, (0.0,) * len(ids), "stop")
+
+        async with limit:
+            return await Episode(harness, task, 0, policy, len(sayings)).run()
+
+    with SiteServer([], BENCHMARK.folders()) as server:
+        async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool:
+            return await asyncio.gather(*(play(task, pool) for task in tasks))
+
+
+async def check_paths(source, preprocessor, folder):
+    """The tasks of a source. Each page opens, begins, ends and is scored; a known path succeeds, and else
+    nothing does."""
+    tasks = tasks_named(source, None, CONFIG)
+    for kind in ("right", "wrong"):
+        answers = {name: paths[kind] for name, paths in PATHS.items()}
+        for episode in await act_out(tasks, answers, preprocessor, folder):
+            name = episode.task.site
+            assert episode.valid, (name, episode.error)
+            assert episode.final_state.keys() == {"done", "raw", "reason"}, name
+            assert episode.success == (kind == "right" and name in PATHS), (name, kind, episode.final_state)
+            if name in PATHS:  # the page has ended it, not the agent's last word
+                assert episode.final_state["done"] and len(episode.turns) == len(answers[name]), name
+    return tasks
+
+
+@needs_pages
+async def test_three_pages_are_played_to_their_ends(preprocessor, tmp_path):
+    await check_paths("miniwob:click-test-2,enter-text,drag-box:0", preprocessor, tmp_path)
+
+
+@needs_pages
+@pytest.mark.slow
+async def test_all_pages_are_played_to_their_ends(preprocessor, tmp_path):
+    tasks = await check_paths("miniwob:all", preprocessor, tmp_path)
+    assert len(tasks) == 130 and len(PATHS) >= 50
