@@ -50,12 +50,11 @@ async def mine(tasks: Sequence[Task], config: Config, script: str, run: Run) -> 
         async def solve(task: Task) -> Trajectory | None:
             async with limit:
                 path = await search(harness, task, script)
-                episode = None
-                if path:
-                    policy = partial(respond, harness, path)
-                    episode = await Episode(harness, task, 0, policy, len(path) + 1).run()
-            meter.advance()
-            return episode
+                meter.advance()
+                if not path:
+                    return None
+                policy = partial(respond, harness, path)
+                return await Episode(harness, task, 0, policy, len(path) + 1).run()
 
         with progress("searching", len(tasks)) as meter:
             episodes = await asyncio.gather(*map(solve, tasks))

