@@ -107,18 +107,15 @@ def smollm2() -> Config:
             feedback=False,
             response_tokens=48,
             context_tokens=2048,
-            repeats=3,
         ),
         # an episode waits for a model that may be slow
-        browser=BrowserConfig(
-            browsers=1, width=480, height=360, action_seconds=15, episode_seconds=600, quiet_ms=0
-        ),
+        browser=BrowserConfig(browsers=1, width=480, height=360, episode_seconds=600, quiet_ms=0),
         rollout=RolloutConfig(groups=8, max_steps=(6,)),
         reward=RewardConfig(after="any", format_error=0.0),
         loss=LossConfig(weighting="webagent-r1", std_eps=1e-4),
         optim=OptimConfig(lr=1e-4, weight_decay=0.0),
         batch=BatchConfig(epochs=1, minibatch_turns=32, micro_tokens=4096),
-        sft=SftConfig(lr=1e-4, epochs=2, batch=16, betas=(0.9, 0.999), weight_decay=0.0),
+        sft=SftConfig(lr=1e-4, epochs=2, batch=16, weight_decay=0.0),
         eval=EvalConfig(max_steps=6, temperature=0.0, response_tokens=48),
     )
 
