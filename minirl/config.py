@@ -111,7 +111,8 @@ class JudgeConfig(EndpointConfig):
 @dataclass(frozen=True)
 class TaskConfig:
     train: str = "shops:600-899"
-    """Generated shops by number, with an order in each; a folder of sites; or a JSONL file of tasks."""
+    """Generated shops by number, with an order in each; a folder of sites; a JSONL file of tasks; or pages of
+    MiniWoB++ with seeds, as miniwob:click-link,login-user:0-199."""
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
     train_goals: Annotated[int, Ge(0)] = 0  # only so many of the training tasks, the first; 0: all
     demo_goals: int = 100  # how many of the training goals are demonstrated
@@ -144,7 +145,7 @@ class RewardConfig:
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
-    without a success then teach their best failure (docs/results.md, seed 1)."""
+    without a success then teach their best failure (docs/log.md, seed 1)."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
+    credit: Literal["trajectory", "return-to-go", "gigpo"] = "trajectory"  # of single turns: minirl/credit.py
     clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
     dual_clip: Annotated[float, Gt(1)] | None = None
     """Bound the loss of a token at this many times its advantage where that is negative; None: do not."""

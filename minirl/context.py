@@ -132,7 +132,7 @@ class Context:
         # The newest head stays where it is, so with one step in the suffix it can be in the prefix already.
         if self.keep == 1:
             self.prefix += self.recent[0].head
-        suffix: list[int] = []
+        suffix = []
         for step in self.recent:
             if self.keep > 1:
                 suffix += step.head

@@ -91,12 +91,13 @@ def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
         if not turn.trained:
             continue
         prompt = trajectory.prompt_ids(t)
+        turn_advantage = advantage if turn.advantage is None else turn.advantage
         row = Row(
             ids=prompt + turn.response_ids,
             start=len(prompt),
             images=turn.images,
             old=turn.logprobs,
-            advantage=advantage,
+            advantage=turn_advantage,
             shared=turn.shared,
             weights=(1.0,) * len(turn.response_ids),
         )

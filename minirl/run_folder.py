@@ -243,8 +243,7 @@ class Run:
 
     def best(self) -> Json:
         """Return the `step` and the `success` of the best weights so far, or nothing."""
-        path = self.checkpoint_dir / "best" / "state.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return state_of(self.checkpoint_dir / "best")
 
     def truncate_after(self, step: int) -> None:
         """Forget metrics, evaluations, dumps and best weights of steps after `step`, so that a resumed run
@@ -283,6 +282,12 @@ class Run:
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete RL checkpoints of a run, oldest first."""
     return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
+
+
+def state_of(checkpoint: Path) -> Json:
+    """Return what a checkpoint remembers of its run, or nothing."""
+    path = checkpoint / "state.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def flatten(settings: Fields, prefix: str = "") -> Json:

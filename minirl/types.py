@@ -6,9 +6,8 @@ Records are frozen; later stages derive new ones (`dataclasses.replace`). Token 
 records can be compared, dumped and read back.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -107,6 +106,7 @@ class Observation:
     image: bytes | None = None
     page_text: str = ""
     url: str = ""
+    state: str = ""  # of the page, as its benchmark names it, if credit is given by states
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,18 @@ class Turn:
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
+    state: str = ""  # as in Observation
+    advantage: float | None = None  # its own, if turns do not share their trajectory's
     finish: str = "stop"  # these three as in Sample
     version: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
     trained: bool = True  # False: history of a public record, which is shown but not trained on
+
+    @property
+    def context_tokens(self) -> int:
+        """Return the ids of prompt and response: of the last turn, of the whole conversation."""
+        return self.shared + len(self.suffix) + len(self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -269,26 +276,6 @@ class SamplerError(Exception):
 class RunEnds(ValueError):
     """Nothing more can be collected, as of a sampler that died; raised between updates, on all ranks. An
     episode that raises it ends the run there."""
-
-
-_BILL: ContextVar[list[float] | None] = ContextVar("bill", default=None)
-
-
-@contextmanager
-def billed() -> Iterator[list[float]]:
-    """Collect the dollars that served models charge while the block runs, tasks it starts included."""
-    bill: list[float] = []
-    token = _BILL.set(bill)
-    try:
-        yield bill
-    finally:
-        _BILL.reset(token)
-
-
-def charge(dollars: float) -> None:
-    """Add a served model's price to the bill of the enclosing `billed()` block, if there is one."""
-    if (bill := _BILL.get()) is not None:
-        bill.append(dollars)
 
 
 Tokenizer = Any  # a transformers tokenizer, whose own annotations leave its answers' types open
@@ -397,3 +384,4 @@ class Benchmark(Protocol):
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
     async def has_ended(self, session: Session, task: Task) -> bool: ...  # if the page has ended the episode
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer
+    async def state(self, session: Session) -> str: ...  # a name for the page's; "": its looks must do

@@ -16,21 +16,19 @@ stay, of the screenshots the newest). Deviations:
 
 import ast
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import resources
 
 from minirl.agents import openwebrl_actions as tools
 from minirl.agents.webagent_r1 import syntax_tree
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
+from minirl.package_files import table_of, text_of
 from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
-FILES = resources.files("minirl.agents")
-PROMPT = FILES.joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
+PROMPT = text_of("agents/prompts/autowebworld.md").rstrip("\n")
 POINTS = ("coordinate", "from", "to")  # arguments that are points; the others are texts
-TABLES = tomllib.loads(FILES.joinpath("autowebworld.toml").read_text("utf-8"))
+TABLES = table_of("agents/autowebworld.toml")
 TOOLS = TABLES["tools"]
 UI_TARS = TABLES["ui_tars"]
 ACTIONS = {name: tuple(tool["arguments"]) for name, tool in TOOLS.items()}  # and what each takes
@@ -179,7 +177,7 @@ class AutoWebWorldAgent:
         sees as 1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside it."""
         picture_width, picture_height = self.resized(width, height)
         tool = TOOLS[call.name]
-        arguments: Json = {}
+        arguments = {}
         for name, value in call.arguments.items():
             if name in POINTS:
                 x, y = value

@@ -26,9 +26,10 @@ from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS, shorten
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
+from minirl.package_files import text_of
 from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
-PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
+PROMPT = text_of("agents/prompts/openwebrl.md").rstrip("\n")
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")

@@ -18,15 +18,15 @@ Paper: section 2.1; the format is that of its released code, element for element
 10. On demand boxes are left out, and texts that stand behind the tag anyhow.
 """
 
-from importlib import resources
 from typing import Any
 
 import lxml.etree
 import lxml.html
 
+from minirl.package_files import text_of
 from minirl.types import Point, Session, ToolFailure
 
-SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
+SCRIPT = text_of("agents/simplified_html.js")
 MAX_CHARS = 500  # of a text or an attribute
 MAX_PAGE_CHARS = 20_000_000  # of an annotated page
 # The attributes that are shown, in this order
@@ -93,8 +93,8 @@ def simplify(annotated_html: str, width: int = 1280, height: int = 720, boxes: b
     lxml.etree.strip_elements(root, lxml.etree.Comment, "script", "style", with_tail=False)
 
     # Not recursive, since a page may be nested deeper than calls may
-    pieces: list[str] = []
-    path: list[_OpenElement] = []
+    pieces = []
+    path = []
     for event, element in lxml.etree.iterwalk(root, events=("start", "end")):
         if event == "start":
             in_list = bool(path) and path[-1].in_list

@@ -59,5 +59,8 @@ class JudgedBenchmark:
     async def has_ended(self, session: Session, task: Task) -> bool:
         return False
 
+    async def state(self, session: Session) -> str:
+        return ""
+
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         raise AssertionError("the judge scores these tasks")

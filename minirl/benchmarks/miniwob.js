@@ -27,6 +27,10 @@ async ([question, ...given]) => {
     for (const id of ['reward-display', 'click-canvas', 'sync-task-cover'])
       document.getElementById(id)?.style.setProperty('display', 'none');
     document.activeElement?.blur();
+    // An icon, which may be a style's, has no size before it is there, and then moves the others
+    const icons = [...document.querySelectorAll('#area *')]
+      .map(e => e.currentSrc || getComputedStyle(e).content.match(/^url\("(.+)"\)$/)?.[1]).filter(src => src);
+    await Promise.allSettled([...new Set(icons)].map(src => Object.assign(new Image(), { src }).decode()));
     return instruction;
   };
 

@@ -141,6 +141,7 @@ async def make_tasks(names: Sequence[str], seeds: Sequence[int], config: Config)
     async def tasks_of(name: str) -> list[Task]:
         tasks = []
         async with limit, pool.session(page_size(config)) as session:
+            await session.start(url_of(name))  # once: no page remembers the seed before
             for seed in seeds:
                 tasks.append(await make_task(session, name, seed, config))
                 meter.advance()
@@ -160,7 +161,6 @@ def url_of(name: str) -> str:
 async def make_task(session: Session, name: str, seed: int, config: Config) -> Task:
     """Return the task that a page makes of a seed; its `meta` tells apart what the agent sees first."""
     id = f"miniwob-{name}-{seed}"
-    await session.start(url_of(name))  # anew for each: what an episode leaves behind may change the next
     instruction = await begin(session, id, seed)
     if config.agent.kind == "text":
         observation = await WebAgentR1Agent(config.agent).observe(session)

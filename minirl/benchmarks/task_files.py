@@ -4,9 +4,9 @@
 
 is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta, in
 which `tabs` are further pages, opened behind the first. A goal is WebArena's rules, a recorded step's right
-action, or a generated site's state. Records of other benchmarks (formats.py) and of WebArena
-(webarena/tasks.py) are recognised by their fields. A file holds one JSON object per line, or one JSON array,
-or is Parquet; its first bytes tell which.
+action, MiniWoB++'s page and seed, or a generated site's state. Records of other benchmarks (formats.py), and
+of WebArena (webarena/tasks.py), are recognised by their fields. A file holds one JSON object per line, or one
+JSON array, or is Parquet; its first bytes tell which.
 """
 
 import json

@@ -1,8 +1,7 @@
 """One episode's browser: its context, its tabs, and everything that is asked of them.
 
-Stands between the pool, which opens sessions, and agents, which act through them. Every call into the browser
-goes through `Session.do`, which gives it a time limit and sorts its failures: the agent reads a `ToolFailure`
-as feedback, and a `BrowserFault` ends the episode with its `Stop`.
+Stands between the pool and agents. All calls into the browser go through `Session.do`, with a time limit; of
+their failures the agent reads a `ToolFailure`, and a `BrowserFault` ends the episode with its `Stop`.
 
 Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 1. No fixed sleeps after actions: the page says when it is ready, up to a cap.
@@ -114,6 +113,9 @@ class Session:
             tab = Tab(cdp, tree["frameTree"]["frame"]["id"])
             await self.do(cdp.send("Page.enable"))
             await self.do(cdp.send("Network.enable"))
+            if self.scale != 1.0:  # the context's own does not reach the pictures that we ask for
+                metrics = {"width": self.width, "height": self.height, "deviceScaleFactor": self.scale}
+                await self.do(cdp.send("Emulation.setDeviceMetricsOverride", metrics | {"mobile": False}))
             page.on("framenavigated", tab.navigated)
             self.tabs_of[page] = tab
         return self.tabs_of[page]
@@ -138,9 +140,7 @@ class Session:
         self.unseen = b""
         return True
 
-    async def revive(self) -> None:
-        """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
-        await readiness.revive(self)
+    revive = readiness.revive
 
     async def start(self, url: str) -> None:
         """Open the task's first page; only here may a navigation be tried again."""
@@ -214,9 +214,8 @@ class Session:
         return answer
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
-        """Return the innermost frame at a point, or with the focus, and a script's answer from there: it gets
-        the point in that frame's pixels, and answers `frame`, an inner one's place and scale, or True if that
-        has the focus."""
+        """Return the innermost frame at a point, or with the focus, and a script's answer from there. It gets
+        the frame's own pixels, and answers an inner `frame`'s place and scale, or True for the focus."""
         frame = self.page.main_frame
         while True:
             answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))

@@ -197,7 +197,7 @@ def saving(experiment: Experiment, state: State) -> Iterator[None]:
 def finish(experiment: Experiment) -> None:
     """Write the report, and print the evaluations of the whole held-out set."""
     experiment.log.close()
-    rows = {row["label"]: row for row in experiment.run.evals()}
+    rows = evaluated(experiment)
     for name in PHASES.values():
         if name in rows:
             say(rate_line(rows[name]), "bold")

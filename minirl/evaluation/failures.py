@@ -11,17 +11,16 @@ Deviations:
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from importlib.resources import files
 from statistics import mean
 
 import numpy as np
 
+from minirl.package_files import table_of
 from minirl.types import Json, Stop, Trajectory, Turn
 
-_PHRASES = tomllib.loads(files("minirl.evaluation").joinpath("failures.toml").read_text())
+_PHRASES = table_of("evaluation/failures.toml")
 
 
 def compile_family(patterns: Sequence[str]) -> re.Pattern[str]:
@@ -95,7 +94,7 @@ def category_of(trajectory: Trajectory) -> str | None:
         return "access"
     if stop in (Stop.FORMAT_ERROR, Stop.LENGTH):
         return "form"
-    feedback: list[str] = []
+    feedback = []
     for turn in trajectory.turns:
         if not turn.parsed.error:
             feedback += turn.feedback
@@ -119,7 +118,7 @@ def error_rows(trajectories: Sequence[Trajectory]) -> list[Json]:
 def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return a training step's numbers for metrics.jsonl: the share of turns that each family matches, their
     tokens (figure 3c) and those of turns that match none, and failures by category."""
-    metrics: dict[str, float | None] = {}
+    metrics = {}
     for row in error_rows(trajectories):
         metrics[f"error/{row['category']}"] = float(row["count"])
     for row in proxy_rows(trajectories):

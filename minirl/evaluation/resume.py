@@ -184,9 +184,9 @@ class Ledger:
     def collect(self) -> list[Result]:
         """Put the dump in order, with the newest episode of each place, and write the file of results. Return
         the results on all ranks; call it while no episode runs."""
-        finished: list[Result] = []
+        finished = []
         if self.ranks.is_main:
-            newest: dict[tuple[str, int], Trajectory] = {}
+            newest = {}  # by task and seed
             if self.label in self.run.labels():
                 for trajectory in self.run.load_trajectories(self.label):
                     newest[trajectory.task.id, trajectory.member] = trajectory

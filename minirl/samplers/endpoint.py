@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, NonNegativeInt
 
+from minirl.bill import charge
 from minirl.config import EndpointConfig
 from minirl.console import first_line, progress, say
-from minirl.types import Json, Message, Request, Sample, SamplerError, charge
+from minirl.types import Json, Message, Request, Sample, SamplerError
 
 if TYPE_CHECKING:
     from torch import Tensor

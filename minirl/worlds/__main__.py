@@ -165,10 +165,10 @@ def replay(folders: Folders, browser: BrowserConfig = DESKTOP) -> int:
     tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
     replays = asyncio.run(replay_sites(worlds, browser, tasks))
     failed = 0
-    for (site, task), outcome in replays.items():
+    for outcome in replays:
         if outcome.reason:
             failed += 1
-            say(f"dropped: {site}, {task}: {outcome.reason}")
+            say(f"dropped: {outcome.task.meta['world']}, {outcome.task.id}: {outcome.reason}")
     say(f"{len(worlds)} sites, {len(replays) - failed} of {len(replays)} trajectories kept")
     return int(failed > 0)
 

@@ -128,8 +128,8 @@ class SiteBuilder:
         many = entity.plural
         list_page = "HOME"
         bind = {"param": entity.name, "collection": many}
-        notes: list[Json] = []
-        ways: Json = {}
+        notes = []
+        ways = {}
         if not self.is_tiles:
             list_page = many.upper()
             self._add_from_home(list_page, many.capitalize())
@@ -159,7 +159,7 @@ class SiteBuilder:
             "sort": ("order", "choice", f"Order by {order}", (f"{order}:asc", f"{order}:desc"), "", ""),
         }
         count = self.rng.randint(2, len(inputs))
-        ways: Json = {}
+        ways = {}
         bind["where"] = {}
         for way in self.rng.sample(list(inputs), count):
             name, kind, label, offered, filtered, cond = inputs[way]

@@ -212,7 +212,7 @@ def make_walks(world: World, count: int = COUNT) -> list[Task]:
         else:
             say(f"{world.name}: no way to {page} was found, so no task leads there")
     rng = Random(f"walks of {world.style['brand']}")
-    tasks: dict[str, Task] = {}
+    tasks = {}
     for way in ways * (TRIES * count):
         if len(tasks) == count:
             break

@@ -216,10 +216,12 @@ class _Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "").rsplit(":", 1)[0].lower()
         path = self.path.partition("?")[0]
         kind = "text/html"
+        keeping = "no-store"
         if path == "/" and host in self.server.by_host:
             body = self.server.page(host)
         elif file := self.server.file(host, path):
             kind = mimetypes.guess_type(file)[0] or "application/octet-stream"
+            keeping = "max-age=86400"
             body = file.read_bytes()
         else:
             self.send_error(404, "There is no such site or page.")
@@ -227,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cache-Control", keeping)
         self.end_headers()
         self.wfile.write(body)
 

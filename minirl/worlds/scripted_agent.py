@@ -116,7 +116,7 @@ class ScriptedPolicy:
         width, height = session.width, session.height
         page = self.state.page
         points: dict[str, list[int] | None] = dict.fromkeys(self.search_words)
-        calls: list[Json] = []
+        calls = []
         while self.steps and self.state.page == page and (self.is_tiles or self.pending or not calls):
             gui = self.next_operation()
             if calls and not self.is_tiles and not await is_visible(session, gui):

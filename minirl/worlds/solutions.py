@@ -27,6 +27,7 @@ from minirl.worlds.interpreter import (
     parameter_values,
 )
 from minirl.worlds.search import Step
+from minirl.worlds.widgets import gui_steps
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Part:
     values: Fields = field(default_factory=dict)
 
 
-def compose(world: World, parts: Sequence[Part]) -> list[Step]:
-    """Return the steps that do all parts from the initial state. They may do them in another order: an order
+def compose(world: World, parts: Sequence[Part]) -> "Walk":
+    """Return the path that does all parts from the initial state. They may do them in another order: an order
     follows upon the cart, so that nobody has to come back for it, and an item to be looked at comes last."""
     walk = Walk(world)
     for part in sorted(parts, key=_turn):
@@ -48,7 +49,7 @@ def compose(world: World, parts: Sequence[Part]) -> list[Step]:
             walk.open(part.find)
         if part.flow:
             walk.do(part.flow, part.values)
-    return walk.steps
+    return walk
 
 
 def _turn(part: Part) -> int:
@@ -57,20 +58,23 @@ def _turn(part: Part) -> int:
 
 
 class Walk:
-    """A path as far as it goes, and the state that it leads to."""
+    """A path as far as it goes, the operations that it takes, and the state that it leads to."""
 
     def __init__(self, world: World):
         self.world = world
         self.state = initial_state(world.fsm)
         self.steps: list[Step] = []
+        self.operations: list[str] = []
 
     def take(self, role: str, value: Any = None) -> None:
         """Take the current page's action of this role, with a value if it asks for one."""
         page = self.world.fsm.pages[self.state.page]
         action = page.actions[f"{page.id}_{role}"]
         params = dict.fromkeys(action.open_parameters, value)
+        step = Step(action.id, params)
+        self.operations += [gui["op"] for gui in gui_steps(self.world, self.state, step)]
         self.state = apply(self.world.fsm, self.state, action.id, params)
-        self.steps.append(Step(action.id, params))
+        self.steps.append(step)
 
     def go(self, page: str) -> None:
         """Go to a page that the first one leads to, by way of that."""

@@ -20,12 +20,11 @@ from random import Random
 from typing import Any
 
 from minirl.types import Fields, Json, Task
-from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
+from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.looks import read_table
-from minirl.worlds.search import Step
 from minirl.worlds.shop import ITEM, order_in_words
 from minirl.worlds.solutions import Part, compose, in_json, list_of
-from minirl.worlds.widgets import condition, gui_steps
+from minirl.worlds.widgets import condition
 
 WORDS = read_table("tasks")
 FAMILIES = ("solution", "visual", "question")
@@ -45,29 +44,19 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         cells = list(itertools.product(FAMILIES, MODES))
         cells.remove(("visual", "search"))
     rng.shuffle(cells)
-    tasks: dict[str, Task] = {}
+    tasks = {}
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         if len(tasks) == count:
             break
         draft = Draft(world, rng)
         if not draft.begin(family, mode):
             continue
-        while len(draft.work()) < low and draft.extend():
+        while len(compose(world, draft.parts).operations) < low and draft.extend():
             pass
         task = draft.task(f"{world.name}-{len(tasks)}", family, mode)
         if low <= task.meta["steps"] <= high:
             tasks.setdefault(task.instruction, task)
     return list(tasks.values())
-
-
-def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
-    """Return the names of the operations that a path takes."""
-    state = initial_state(world.fsm)
-    operations = []
-    for step in steps:
-        operations += [gui["op"] for gui in gui_steps(world, state, step)]
-        state = apply(world.fsm, state, step.action_id, step.params)
-    return operations
 
 
 def other_ways(listing: Fields, target: Json, mode: str) -> list[str]:
@@ -217,10 +206,6 @@ class Draft:
         question = self.wording(wordings, field=fact)
         return self.wording(questions["ask"], fact=question)
 
-    def work(self) -> list[str]:
-        """Return the operations that the parts take."""
-        return operations_of(self.world, compose(self.world, self.parts))
-
     def task(self, id: str, family: str, mode: str) -> Task:
         """Return the task, whose goal is that all that it names is noted, and nothing else is done."""
         goal: Json = {"where": []}
@@ -240,7 +225,7 @@ class Draft:
             expect(flow["id"], {"item": None})
         if self.answer:
             goal["answer"] = self.answer
-        work = self.work()
+        walk = compose(self.world, self.parts)
         # A slider is beyond the text agent, which has no drag.
         meta = {
             "world": self.world.name,
@@ -248,10 +233,10 @@ class Draft:
             "level": self.meta["level"],
             "family": family,
             "mode": mode,
-            "steps": len(work),
-            "agents": ["visual"] if "drag" in work else ["visual", "text"],
+            "steps": len(walk.operations),
+            "agents": ["visual"] if "drag" in walk.operations else ["visual", "text"],
             "finds": [part.find for part in self.parts if part.find],
-            "solution": in_json(compose(self.world, self.parts)),
+            "solution": in_json(walk.steps),
         }
         return Task(id, self.text(), f"http://{self.world.name}.test/", goal, meta)
 

@@ -189,7 +189,7 @@ async def test_without_boxes_a_text_stands_once(session):
     await show(session, '<label data-testid="a">Name <input value="Ada"></label><p>Hi <b>there</b> you</p>')
     page = await simplified_html.observe(session, boxes=False)
     assert page == (
-        '<html> <body> <label id="0" data-testid="a"> Name <input id="1" value="Ada"> </input> </label> '
+        '<html> <body> <label data-testid="a"> Name <input id="0" value="Ada"> </input> </label> '
         '<p data-text="Hi,you"> Hi <b> there </b> </p> </body> </html>'
     )
     assert page.count("data-bbox") == 0 < (await simplified_html.observe(session)).count("data-bbox")
