@@ -26,7 +26,8 @@ FLAGS = """
 --model.path --model.dtype --model.gradient-checkpointing --model.freeze-vision --model.freeze
 --model.max-pixels
 --agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.answers
---agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
+--agent.numbered --agent.boxes --agent.reasoning --agent.response-tokens --agent.context-tokens
+--agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
 --browser.deny --browser.host-rate --browser.insecure --browser.locale --browser.timezone --browser.user-agent
