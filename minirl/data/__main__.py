@@ -118,19 +118,17 @@ def mine(
         reward: Their reward, as --task.reward.
     """
     from minirl.benchmarks import miniwob
-    from minirl.benchmarks.task_sets import load_source
     from minirl.data import mining
 
     name, _ = recipe_name([recipe], RECIPES)
     config = RECIPES[name]()
     browser = replace(config.browser, private=script is not None)  # one's own pages may be on this machine
     config = replace(config, browser=browser, task=replace(config.task, reward=reward))
-    named = load_source(tasks, None, config)
     run = Run(out)
     text = script.read_text("utf-8") if script else miniwob.SCRIPT
-    demonstrations = asyncio.run(mining.mine(named, config, text, run))
+    demonstrations = asyncio.run(mining.mine(tasks, config, text, run))
     run.save_trajectories("demos", demonstrations)
-    say(f"{len(demonstrations)} of {len(named)} tasks; --sft.demos {run.trajectory_path('demos')}")
+    say(f"{len(demonstrations)} demonstrations; --sft.demos {run.trajectory_path('demos')}")
 
 
 def smollm2(out: Path) -> None:

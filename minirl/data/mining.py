@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from minirl.agents import simplified_html
-from minirl.benchmarks.task_sets import choose_benchmarks
+from minirl.benchmarks.task_sets import choose_benchmarks, load_source
 from minirl.config import Config
 from minirl.console import progress
 from minirl.episode import Episode, Harness
@@ -35,12 +35,14 @@ MIN_SEEDS = 2  # of a page, whose paths must be of the same kind
 Path = Sequence[Mapping[str, Any]]  # actions: {"name": "Type", "element": 3, "argument": "Ada"}
 
 
-async def mine(tasks: Sequence[Task], config: Config, script: str, run: Run) -> list[Trajectory]:
-    """Return the demonstrations that were found, in the order of the tasks, with their texts and no ids: any
-    model may clone them. ValueError for an agent that sees."""
+async def mine(source: str, config: Config, script: str, run: Run) -> list[Trajectory]:
+    """Return the demonstrations that were found, in the order of the tasks that `source` names, as
+    --task.train does; with their texts and no ids: any model may clone them. ValueError for an agent that
+    sees."""
     if config.agent.kind != "text":
         raise ValueError(f"{config.recipe}'s agent sees; the search finds a text agent's actions")
     preprocessor = load_preprocessor(config.model)
+    tasks = load_source(source, None, config)
     benchmark_of = choose_benchmarks(config)
     limit = asyncio.Semaphore(2 * config.browser.browsers)  # a search keeps a core busy
     async with open_browsers(config, tasks, benchmark_of) as pool:
