@@ -130,6 +130,7 @@ class RolloutConfig:
     max_steps: tuple[Positive, ...] = (15,)
     """Turns per episode. A curriculum names the training steps of its stages between them: 15 90 30 is 15
     turns for 90 steps, then 30."""
+    delay: Literal[0, 1] = 0  # 1: sample a step's episodes before the update of the step before, not after it
     dump_all: bool = False  # dump dropped groups, too, and keep every step's dump: for a judge to learn from
 
 
