@@ -71,7 +71,7 @@ class WebArenaRecord(Record):
     eval: Json
 
 
-def with_addresses(record: Mapping[str, Any]) -> Any:
+def with_addresses(record: Fields) -> Json:
     """Return a record with the sites' addresses in place of their names, as __SHOPPING__."""
     text = json.dumps(record)
     for name, address in sites_from_environment().items():
