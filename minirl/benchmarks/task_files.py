@@ -5,8 +5,8 @@
 is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta, in
 which `tabs` are further pages, opened behind the first. A goal is WebArena's rules, a recorded step's right
 action, MiniWoB++'s page and seed, or a generated site's state. Records of other benchmarks (formats.py), of
-WebArena (webarena/tasks.py) and WebArena-Verified (webarena/verified.py) are recognised by their fields. A file
-holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
+WebArena (webarena/tasks.py) and WebArena-Verified (webarena/verified.py) are recognised by their fields. A
+file holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
 """
 
 import json
