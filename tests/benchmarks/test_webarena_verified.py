@@ -34,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("local")
 browsing = pytest.mark.asyncio(loop_scope="module")
 is_installed = importlib.util.find_spec("webarena_verified") is not None
 installed = pytest.mark.skipif(not is_installed, reason="webarena-verified is not installed")
-ALL_OF_THEM = [pytest.mark.slow, pytest.mark.timeout(1800)]
 POST = {
     "sites": ["reddit"],
     "task_id": 600,
@@ -288,7 +287,7 @@ def answers(random: random.Random) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @installed
-@pytest.mark.parametrize("share", [pytest.param(1, marks=ALL_OF_THEM), 40])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.more), 40])
 async def test_answers_get_the_verdict_that_the_package_gives_them_directly(tmp_path, monkeypatch, share):
     """The text that an agent's call carries, by way of our files, against the object itself. The package's
     command runs in this process: to start it 2,500 times would take an hour."""
