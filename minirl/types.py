@@ -314,6 +314,7 @@ class Session(Protocol):
     config: "BrowserConfig"
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
+    guard: Any  # which addresses it may open, and where they are: minirl/browser/access.py
     news: list[str]  # what happened by itself, a sentence each
     picture: bytes  # the last screenshot, until an action has settled
     unseen: bytes  # one that was taken to see what an action changed, for the next observation

@@ -25,6 +25,7 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import executable
 from minirl.browser.access import Guard, Place
 from minirl.browser.proxy import NAMES, Proxy
+from minirl.browser.servers import Servers
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
@@ -65,6 +66,7 @@ class BrowserPool:
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
+    servers: Servers = field(default_factory=Servers)
     options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -77,6 +79,8 @@ class BrowserPool:
         self.guard = Guard(
             config.private, config.allow, config.deny, config.host_rate, self.sites, self.trusted
         )
+        if config.connect and self.servers.slots:
+            raise ValueError("--task.servers needs browsers of this machine: leave out --browser.connect")
         self.slots = [BrowserSlot(address) for address in config.connect or [""] * config.browsers]
 
     async def __aenter__(self) -> Self:
@@ -84,7 +88,7 @@ class BrowserPool:
         if not self.config.connect:
             self._choose_options()
         try:
-            async with self.session():  # finds a time zone that does not exist, too
+            async with self._context():  # finds a time zone that does not exist, too
                 pass
         except (BrowserFault, OSError) as error:
             await self.__aexit__()
@@ -101,7 +105,8 @@ class BrowserPool:
         config = self.config
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
-        if not self.sealed and (not config.private or config.allow or config.deny):
+        has_rules = config.allow or config.deny or self.servers.slots
+        if not self.sealed and (has_rules or not config.private):
             self.options = executable.launch_options([NAMES])
             self.options["proxy"] = through(NO_PROXY)
             return
@@ -199,6 +204,13 @@ class BrowserPool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
+        """Open an episode's context, with clean servers if it has its own. Raises BrowserFault."""
+        async with self.servers.take() as places, self._context() as session:
+            session.guard.servers = places
+            yield session
+
+    @asynccontextmanager
+    async def _context(self) -> AsyncIterator[Session]:
         """Open a context in the least loaded browser, and close it after the block. Raises BrowserFault."""
         # Of those that are down, one episode at a time finds out whether it is back
         slot = min(self.slots, key=lambda slot: (slot.is_down and slot.load > 0, slot.load))
