@@ -1,16 +1,18 @@
 """An application that nobody here wrote as a site for agents: django-oscar, a shop and its dashboard.
 
-    python shop.py make DATA        a folder with the shop as every episode is to find it
-    python shop.py serve DATA 8001  the shop at http://127.0.0.1:8001
-    python shop.py reset DATA       the shop in that folder as it was made
+    python shop.py make DATA             a folder with the shop as every episode is to find it
+    python shop.py serve DATA 8001 9001  the shop at http://127.0.0.1:8001, its resets at http://127.0.0.1:9001
 
-It runs in an environment of its own (requirements.txt), and knows nothing of minirl. All that visitors change
-is in one database, so a reset is a copy of that file; the index that is searched stays as it was made.
+It runs in an environment of its own (requirements.txt), and knows nothing of minirl; rules.py and tasks.jsonl
+make tasks of it. All that visitors change is in one database, so a reset is a copy of that file; the index
+that is searched stays as it was made.
 """
 
 import os
 import shutil
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -127,26 +129,41 @@ def _fill(get_model: Any) -> None:
     Category = get_model("catalogue", "Category")
     Product = get_model("catalogue", "Product")
     for category_name, products in PRODUCTS.items():
-        category = Category.objects.add_root(name=category_name)
+        category = Category.add_root(name=category_name)
         for title, price, number in products:
             product = Product.objects.create(product_class=kind, title=title, description=f"<p>{title}.</p>")
             product.categories.add(category)
             product.stockrecords.create(partner=partner, partner_sku=title, price=price, num_in_stock=number)
 
 
-def serve(folder: Path, port: int) -> None:
-    """Serve the shop on loopback until the process is ended."""
+def serve(folder: Path, port: int, reset_port: int) -> None:
+    """Serve the shop on loopback until the process is ended, and resets of it on another port."""
     configure(folder)
     from django.contrib.staticfiles.handlers import StaticFilesHandler
     from django.core.servers.basehttp import run
     from django.core.wsgi import get_wsgi_application
 
-    handler = StaticFilesHandler(get_wsgi_application())
-    run("127.0.0.1", port, handler, threading=True)
+    ResetHandler.folder = folder
+    resets = ThreadingHTTPServer(("127.0.0.1", reset_port), ResetHandler)
+    threading.Thread(target=resets.serve_forever, daemon=True).start()
+    run("127.0.0.1", port, StaticFilesHandler(get_wsgi_application()), threading=True)
+
+
+class ResetHandler(BaseHTTPRequestHandler):
+    """What a reset server is to minirl: /reset begins one, /status says when the shop is ready."""
+
+    folder: Path
+
+    def do_GET(self) -> None:
+        if self.path == "/reset":
+            reset(self.folder)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"ready")
 
 
 def reset(folder: Path) -> None:
-    """Put the shop in a folder back to how it was made; its server may go on meanwhile."""
+    """Put the shop back to how it was made. Its server opens the database for each request, so it may run."""
     shutil.copy(folder / MADE, folder / "new.sqlite3")
     os.replace(folder / "new.sqlite3", folder / DATABASE)
 
@@ -162,8 +179,8 @@ def __getattr__(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    command, folder, *rest = sys.argv[1:]
-    if command == "serve":
-        serve(Path(folder), int(rest[0]))
+    command, folder, *ports = sys.argv[1:]
+    if command == "make":
+        make(Path(folder))
     else:
-        {"make": make, "reset": reset}[command](Path(folder))
+        serve(Path(folder), *map(int, ports))
