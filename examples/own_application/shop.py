@@ -57,9 +57,10 @@ SETTINGS = {
     "EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend",
     "STATIC_URL": "/static/",
     "USE_TZ": True,
+    "TIME_ZONE": "UTC",
     "OSCAR_THUMBNAILER": "shop.NoPicture",
     "OSCAR_INITIAL_ORDER_STATUS": "Pending",
-    "OSCAR_ORDER_STATUS_PIPELINE": {"Pending": ("Being packed", "Cancelled"), "Being packed": ("Sent",)},
+    "OSCAR_ORDER_STATUS_PIPELINE": {"Pending": ("Cancelled", "Being packed"), "Being packed": ("Sent",)},
     "HAYSTACK_SIGNAL_PROCESSOR": "haystack.signals.BaseSignalProcessor",  # the index is made once
 }
 
@@ -102,7 +103,7 @@ def make(folder: Path) -> None:
     from django.contrib.flatpages.models import FlatPage
     from django.core.management import call_command
     from oscar.core.loading import get_model
-    from oscar.test.factories import create_order
+    from oscar.test.factories import create_basket, create_order
 
     call_command("migrate", verbosity=0)
     country = get_model("address", "Country").objects.create(
@@ -117,7 +118,9 @@ def make(folder: Path) -> None:
     _fill(get_model)
     page = FlatPage.objects.create(url="/about/", title="About us", content=ABOUT)
     page.sites.add(SETTINGS["SITE_ID"])
-    create_order(user=customer, number="100001")
+    basket = create_basket(empty=True)
+    basket.add_product(get_model("catalogue", "Product").objects.get(title="Longjing"))
+    create_order("100001", basket, customer)
     call_command("rebuild_index", interactive=False, verbosity=0)
     shutil.copy(folder / DATABASE, folder / MADE)
 

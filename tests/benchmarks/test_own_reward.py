@@ -130,3 +130,26 @@ async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file
         async with asyncio.timeout(0.1):
             await OwnReward(reward).score(task_with({}), session, "")
     assert ended == [True]
+
+
+@browsing
+async def test_an_episode_begins_with_the_log_in_of_the_rewards_file(session, site, file):
+    """If there is one; then its page is opened anew, and nothing leads back."""
+    task = Task("a", "Look", f"{site}/two")
+    await session.start(task.start_url)
+    before = load_reward(f"{file}:half")
+    await before.prepare(session, task)
+    assert session.page.url == task.start_url and await session.context.cookies() == []
+    page = f"page.goto({site!r})"
+    file.with_name("member.py").write_text(f"""
+async def log_in(task, page):
+    await {page}
+    await page.evaluate("document.cookie = 'member=' + 1")
+    assert task.id != "b", "no account"
+
+async def reward(task, page, answer): return 1
+""")
+    benchmark = load_reward(f"{file.with_name('member.py')}:reward")
+    await benchmark.prepare(session, task)
+    assert [cookie["name"] for cookie in await session.context.cookies()] == ["member"]
+    assert session.page.url == task.start_url and not await session.travel(-1)
