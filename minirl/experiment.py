@@ -64,7 +64,7 @@ class Experiment:
         from minirl.benchmarks.task_sets import choose_benchmarks, refuse_impossible
         from minirl.browser.host_backoff import HostBackoff
         from minirl.browser.pool import BrowserPool
-        from minirl.browser.servers import read_servers
+        from minirl.browser.servers import read_slots
         from minirl.judges.judge import EndpointJudge, open_judge
         from minirl.worlds.render import SiteServer, sites_of
 
@@ -76,12 +76,13 @@ class Experiment:
         live = [task for task in tasks if not benchmark_of(task).recorded]
         if len(live) < len(tasks) and config.agent.kind != "autowebworld":
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
-        servers = read_servers(config.task.servers, config.browser.episodes, self.ranks)
+        file = config.task.servers
+        slots = read_slots(file, config.browser.episodes, self.ranks) if file else None
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = {urlsplit(task.start_url).hostname for task in live}
         with SiteServer(sites_of(tasks)) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            pool = BrowserPool(config.browser, server.sites, sealed, trusted, servers)
+            pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots)
             async with (
                 pool if live else contextlib.nullcontext(),
                 self.sampler() as sampler,

@@ -26,20 +26,20 @@ REWARD_SECONDS = 60.0  # for one call; one that blocks the event loop, as time.s
 ROUNDING = 1e-6  # what a sum of tenths may miss 0 or 1 by
 
 Reward = Callable[[Task, Page, str], Awaitable[float | None]]
-LogIn = Callable[[Task, Page], Awaitable[None]]
 
 
 class OwnReward(JudgedBenchmark):
     judged = False
 
-    def __init__(self, reward: Reward, enter: LogIn | None = None):
+    def __init__(self, reward: Reward, enter: Callable | None = None):
         self.reward = reward
         self.enter = enter
 
     async def log_in(self, session: Session, task: Task) -> bool:
-        if self.enter is not None:
+        """Await the file's own log_in, if it has one."""
+        if self.enter:
             await session.do(self.enter(task, session.page), REWARD_SECONDS)
-        return self.enter is not None
+        return bool(self.enter)
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the function's value. BrowserFault with Stop.JUDGE_ERROR where it fails, RunEnds for another

@@ -125,10 +125,8 @@ class Guard:
 
     def is_trusted(self, url: str) -> bool:
         """Return True for a generated site, or one of `trusted`."""
-        return self.is_own(host_and_port(url))
-
-    def is_own(self, place: Place) -> bool:
-        return place[0] in self.sites or place in self.trusted or place in self.servers
+        place = host_and_port(url)
+        return place[0] in self.sites or place in self.trusted
 
     async def resolve(self, host: str, port: int) -> list[Place]:
         """Return the (IP address, port) pairs that may be connected to. Raises Refused or OSError."""
@@ -173,7 +171,7 @@ class Guard:
             asyncio.get_running_loop().call_later(1 / self.rate, turn.release)
 
     def _reaches(self, ip: str, name: str, port: int) -> bool:
-        return self.private or self.is_own((name, port)) or is_public(ip)
+        return self.private or (name, port) in self.trusted or is_public(ip)
 
 
 def is_within(name: str, domains: Sequence[str]) -> bool:

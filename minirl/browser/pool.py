@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import executable
 from minirl.browser.access import Guard, Place
 from minirl.browser.proxy import NAMES, Proxy
-from minirl.browser.servers import Servers
+from minirl.browser.servers import Slot, take
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
@@ -58,15 +58,16 @@ class BrowserSlot:
 @dataclass
 class BrowserPool:
     """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
-    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's. If
-    `sealed`, browsers here reach nothing but the sites, and the next episode may have a context that is left
-    in order, with nothing stored. If not, all goes through the proxy that the config's lists call for."""
+    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's, `copies`
+    are free slots of servers. If `sealed`, browsers here reach nothing but the sites, and the next episode may
+    have a context that is left in order, with nothing stored. If not, all goes through the proxy that the
+    config's lists, or copies, call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
-    servers: Servers = field(default_factory=Servers)
+    copies: asyncio.Queue[Slot] | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -79,7 +80,7 @@ class BrowserPool:
         self.guard = Guard(
             config.private, config.allow, config.deny, config.host_rate, self.sites, self.trusted
         )
-        if config.connect and self.servers.slots:
+        if config.connect and self.copies:
             raise ValueError("--task.servers needs browsers of this machine: leave out --browser.connect")
         self.slots = [BrowserSlot(address) for address in config.connect or [""] * config.browsers]
 
@@ -105,8 +106,7 @@ class BrowserPool:
         config = self.config
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
-        has_rules = config.allow or config.deny or self.servers.slots
-        if not self.sealed and (has_rules or not config.private):
+        if not self.sealed and (not config.private or config.allow or config.deny or self.copies):
             self.options = executable.launch_options([NAMES])
             self.options["proxy"] = through(NO_PROXY)
             return
@@ -204,9 +204,11 @@ class BrowserPool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """Open an episode's context, with clean servers if it has its own. Raises BrowserFault."""
-        async with self.servers.take() as places, self._context() as session:
+        """Open an episode's context, with a clean slot of servers if it has its own. Raises BrowserFault."""
+        owned = take(self.copies) if self.copies else nullcontext({})
+        async with owned as places, self._context() as session:
             session.guard.servers = places
+            session.guard.trusted = {*self.trusted, *places}
             yield session
 
     @asynccontextmanager

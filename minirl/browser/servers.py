@@ -12,9 +12,9 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ class Slot:
 
     sites: dict[str, str]
     reset: str
-    places: dict[Place, Place] = field(default_factory=dict, init=False)  # the copy's by those of tasks
 
     def __post_init__(self) -> None:
+        self.places = {}  # host and port of the copy by those that tasks name
         for name, copy in self.sites.items():
             address = os.environ.get(name, name)
             if not is_address(address) or not is_address(copy):
@@ -52,59 +52,44 @@ class Slot:
             self.places[host_and_port(address)] = host_and_port(copy)
 
 
-@dataclass
-class Servers:
-    """This rank's slots. Without any, episodes share the servers that tasks name."""
-
-    slots: Sequence[Slot] = ()
-    free: asyncio.Queue[Slot] = field(default_factory=asyncio.Queue)
-
-    def __post_init__(self) -> None:
-        for slot in self.slots:
-            self.free.put_nowait(slot)
-
-    @asynccontextmanager
-    async def take(self) -> AsyncIterator[Mapping[Place, Place]]:
-        """Have a slot, made clean, while the block lasts; yield where it is. BrowserFault if none is free in
-        time, RunEnds if it can't be reset, for then many episodes would fail."""
-        if not self.slots:
-            yield {}
-            return
-        try:
-            async with asyncio.timeout(ACQUIRE_SECONDS):
-                slot = await self.free.get()
-        except TimeoutError:
-            raise BrowserFault(Stop.INFRA_ERROR, "no slot of --task.servers was free in time") from None
-        try:
-            try:
-                await reset(slot.reset)
-            except (OSError, ValueError) as error:
-                raise RunEnds(f"--task.servers: {error}") from None
-            yield slot.places
-        finally:
-            self.free.put_nowait(slot)
-
-
-def read_servers(path: Path | None, episodes: int, ranks: Ranks) -> Servers:
+def read_slots(path: Path, episodes: int, ranks: Ranks) -> asyncio.Queue[Slot]:
     """Return this rank's share of a file's slots: every `ranks.world`-th. ValueError if something is wrong
-    with them, or if more episodes would run at a time."""
-    if path is None:
-        return Servers()
+    with them, or if a rank would run more episodes at a time than it has slots."""
     slots = read_as(path.read_bytes(), TypeAdapter(list[Slot]), f"--task.servers {path} can't be used")
-    if len(slots) < episodes or len(slots) % ranks.world:
-        fix = f"give --browser.episodes {len(slots)}, and as many slots for each rank"
-        raise ValueError(f"--task.servers {path} has {len(slots)} slots for {episodes} episodes: {fix}")
-    return Servers(slots[ranks.rank :: ranks.world])
+    own = len(slots) // ranks.world
+    if own < ranks.share(episodes):
+        max_episodes = own * ranks.world
+        raise ValueError(f"--task.servers {path}: give --browser.episodes {max_episodes}, or more slots")
+    free = asyncio.Queue[Slot]()
+    for slot in slots[ranks.rank :: ranks.world]:
+        free.put_nowait(slot)
+    return free
+
+
+@asynccontextmanager
+async def take(free: asyncio.Queue[Slot]) -> AsyncIterator[Mapping[Place, Place]]:
+    """Have a slot, made clean, while the block lasts; yield where its sites are. BrowserFault if none is free
+    in time, RunEnds if it can't be reset, for then many episodes would fail."""
+    try:
+        async with asyncio.timeout(ACQUIRE_SECONDS):
+            slot = await free.get()
+    except TimeoutError:
+        raise BrowserFault(Stop.INFRA_ERROR, "no slot of --task.servers was free in time") from None
+    try:
+        await reset(slot.reset)
+        yield slot.places
+    finally:
+        free.put_nowait(slot)
 
 
 async def reset(address: str) -> None:
     """Have all sites made anew by a reset server, as WebAgent-R1 has one, and wait until they are ready.
-    ValueError if there is no such server, TimeoutError if the sites are not ready in time."""
+    RunEnds if there is no such server, or if they are not ready in time."""
     address = address.rstrip("/")
     status, body = await fetch(f"{address}/reset")
     if status not in (200, 418):  # 418: one is running
         fix = "give the reset server's address, like http://host:7565, and see that it runs"
-        raise ValueError(f"{address}/reset answered {status or 'nothing'} {body[:80]!r}: {fix}")
+        raise RunEnds(f"{address}/reset answered {status or 'nothing'} {body[:80]!r}: {fix}")
     ends = time.monotonic() + RESET_SECONDS
     while time.monotonic() < ends:
         await asyncio.sleep(RESET_PAUSE)
@@ -112,7 +97,7 @@ async def reset(address: str) -> None:
         if status == 200 and re.search(r"(?<!not )\bready\b", body, re.IGNORECASE):
             return
     problem = f"the sites at {address} were not ready {RESET_SECONDS:g} s after their reset"
-    raise TimeoutError(f"{problem} ({body[:80]!r})")
+    raise RunEnds(f"{problem} ({body[:80]!r})")
 
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from minirl.browser import servers
 from minirl.browser.servers import reset
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop, Task
+from minirl.types import BrowserFault, RunEnds, Stop, Task
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
@@ -105,7 +105,7 @@ async def test_a_reset_waits_until_the_sites_are_ready_and_is_given_up(world, mo
         assert world.resets == 1 and sum("/status" in asked for asked in world.asked) == busy + 1
     monkeypatch.setattr(servers, "RESET_SECONDS", 0.1)
     world.busy = 10**6
-    with pytest.raises(TimeoutError, match=r"not ready 0.1 s after .* \('Reset ongoing"):
+    with pytest.raises(RunEnds, match=r"not ready 0.1 s after .* \('Reset ongoing"):
         await reset(world.reset)
     for address in ("reset.test", "file:///etc", "http://127.0.0.1:9", world.sites["SHOPPING"]):
         with pytest.raises(ValueError, match="give the reset server's address"):

@@ -15,7 +15,7 @@ from peers import alone
 from minirl.benchmarks.webarena.lookups import newest_order_url
 from minirl.browser import servers
 from minirl.browser.pool import BrowserPool
-from minirl.browser.servers import Servers, Slot, read_servers
+from minirl.browser.servers import Slot, read_slots, take
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, RunEnds, Stop, ToolFailure
 
@@ -36,14 +36,22 @@ def slots_of(worlds: list[stand_in.World]) -> list[Slot]:
     return [Slot({names[site]: world.sites[site] for site in names}, world.reset) for world in worlds]
 
 
+def queue(slots: list[Slot]) -> asyncio.Queue[Slot]:
+    free = asyncio.Queue()
+    for slot in slots:
+        free.put_nowait(slot)
+    return free
+
+
 async def test_a_slot_has_one_episode_at_a_time_and_is_reset_before_each(worlds):
-    taken = Servers(slots_of(worlds))
-    shop = next(iter(taken.slots[0].places))
+    slots = slots_of(worlds)
+    free = queue(slots)
+    shop = next(iter(slots[0].places))
     in_use: list[object] = []
     seen: list[object] = []
 
     async def episode(n: int) -> None:
-        async with taken.take() as places:
+        async with take(free) as places:
             assert places[shop] not in in_use
             in_use.append(places[shop])
             seen.append((places[shop], sum(world.resets for world in worlds)))
@@ -59,25 +67,24 @@ async def test_a_slot_has_one_episode_at_a_time_and_is_reset_before_each(worlds)
     runs[2].cancel()
     results = await asyncio.gather(*runs, return_exceptions=True)
     assert [type(result).__name__ for result in results].count("NoneType") == 3
-    assert len(seen) == 5 and {place for place, _ in seen} == {slot.places[shop] for slot in taken.slots}
-    assert sum(world.resets for world in worlds) == 5 and taken.free.qsize() == 2
-    async with Servers().take() as places:
-        assert places == {}, "without slots nothing is taken"
+    assert len(seen) == 5 and {place for place, _ in seen} == {slot.places[shop] for slot in slots}
+    assert sum(world.resets for world in worlds) == 5 and free.qsize() == 2
 
 
 async def test_a_slot_is_waited_for_so_long_and_one_that_can_not_be_reset_ends_the_run(worlds, monkeypatch):
     monkeypatch.setattr(servers, "ACQUIRE_SECONDS", 0.05)
-    taken = Servers(slots_of(worlds)[:1])
-    async with taken.take():
+    slots = slots_of(worlds)[:1]
+    free = queue(slots)
+    async with take(free):
         with pytest.raises(BrowserFault, match="no slot of --task.servers was free") as late:
-            async with taken.take():
+            async with take(free):
                 pass
-    assert late.value.stop is Stop.INFRA_ERROR and taken.free.qsize() == 1
-    broken = Servers([replace(taken.slots[0], reset="http://127.0.0.1:9")])
-    with pytest.raises(RunEnds, match="--task.servers: http://127.0.0.1:9/reset answered nothing"):
-        async with broken.take():
+    assert late.value.stop is Stop.INFRA_ERROR and free.qsize() == 1
+    broken = queue([replace(slots[0], reset="http://127.0.0.1:9")])
+    with pytest.raises(RunEnds, match="http://127.0.0.1:9/reset answered nothing"):
+        async with take(broken):
             pass
-    assert broken.free.qsize() == 1
+    assert broken.qsize() == 1
 
 
 GOOD = {"sites": {"SHOPPING": "http://10.0.0.2:80"}, "reset": "http://10.0.0.2:7565"}
@@ -93,17 +100,18 @@ def test_ranks_share_a_files_slots(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOPPING", "http://shop.test:7770")
     slots = [{**GOOD, "sites": {"SHOPPING": f"http://10.0.0.{n}:80"}} for n in range(4)]
     file = written(tmp_path, slots)
-    shares = [read_servers(file, 4, replace(alone(), rank=rank, world=2)).slots for rank in range(2)]
-    hosts = [[slot.places["shop.test", 7770][0] for slot in share] for share in shares]
+    hosts = []
+    for rank in range(2):
+        share = read_slots(file, 4, replace(alone(), rank=rank, world=2))
+        hosts.append([share.get_nowait().places["shop.test", 7770][0] for _ in range(share.qsize())])
     assert hosts == [["10.0.0.0", "10.0.0.2"], ["10.0.0.1", "10.0.0.3"]]
-    assert read_servers(None, 16, alone()).slots == ()
 
 
 @pytest.mark.parametrize(
     ("slots", "world", "problem"),
     [
-        ([GOOD], 1, "has 1 slots for 2 episodes: give --browser.episodes 1"),
-        ([GOOD] * 3, 2, "has 3 slots for 2 episodes: .* as many slots for each rank"),
+        ([GOOD], 1, "servers.json: give --browser.episodes 1, or more slots"),
+        ([GOOD] * 3, 2, "servers.json: give --browser.episodes 2, or more slots"),
         ([{"sites": {}}] * 2, 1, "can't be used: .*reset"),
         ({"sites": {}}, 1, "can't be used: .*list"),
         ([GOOD, {**GOOD, "sites": {"SHOPING": "http://a.test"}}], 1, "SHOPING and http://a.test must be"),
@@ -113,7 +121,7 @@ def test_ranks_share_a_files_slots(tmp_path, monkeypatch):
 def test_what_is_wrong_with_a_file_of_slots_is_told(tmp_path, monkeypatch, slots, world, problem):
     monkeypatch.setenv("SHOPPING", "http://shop.test:7770")
     with pytest.raises(ValueError, match=problem):
-        read_servers(written(tmp_path, slots), 2, replace(alone(), world=world))
+        read_slots(written(tmp_path, slots), 2 * world, replace(alone(), world=world))
 
 
 async def test_two_episodes_at_one_address_are_on_servers_of_their_own(worlds, monkeypatch):
@@ -126,7 +134,7 @@ async def test_two_episodes_at_one_address_are_on_servers_of_their_own(worlds, m
     worlds[0].posts.append(("a", "First", ""))
     worlds[1].posts.append(("a", "Second", ""))
     titles, urls = [], []
-    async with BrowserPool(CONFIG, servers=Servers(slots_of(worlds))) as pool:
+    async with BrowserPool(CONFIG, copies=queue(slots_of(worlds))) as pool:
         assert sum(world.resets for world in worlds) == 0, "no slot is taken before there is an episode"
         async with pool.session() as one, pool.session() as two:
             for session in (one, two):
@@ -141,4 +149,4 @@ async def test_two_episodes_at_one_address_are_on_servers_of_their_own(worlds, m
     assert titles == ["First", "Second"] and urls == [f"{forum}/f/a/1/x"] * 2
     assert newest == [None, f"{shop}/sales/order/view/order_id/1/"]
     with pytest.raises(ValueError, match="leave out --browser.connect"):
-        BrowserPool(replace(CONFIG, connect=("ws://a/",)), servers=Servers(slots_of(worlds)))
+        BrowserPool(replace(CONFIG, connect=("ws://a/",)), copies=queue(slots_of(worlds)))

@@ -20,7 +20,7 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks
 from minirl.browser.host_backoff import HostBackoff
 from minirl.browser.pool import BrowserPool
-from minirl.browser.servers import read_servers
+from minirl.browser.servers import read_slots
 from minirl.config import AgentConfig, BrowserConfig, Config, TaskConfig
 from minirl.episode import Harness
 from minirl.experiment import make_agent
@@ -213,8 +213,9 @@ def config_of(kind: str, servers: Path | None = None) -> Config:
 
 @asynccontextmanager
 async def opened(config: Config, preprocessor: Preprocessor, folder: Path) -> AsyncIterator[RolloutWorker]:
-    servers = read_servers(config.task.servers, config.browser.episodes, alone())
-    async with BrowserPool(config.browser, servers=servers) as pool:
+    file = config.task.servers
+    slots = read_slots(file, config.browser.episodes, alone()) if file else None
+    async with BrowserPool(config.browser, copies=slots) as pool:
         agent = make_agent(config, preprocessor)
         images = Run(folder / "run").images
         harness = Harness(config, preprocessor, agent, pool, images, choose_benchmarks(config))

@@ -107,8 +107,8 @@ async def ask_shop(session: Session, question: str) -> Any:
 
 
 async def fetch_json(session: Session, url: str, data: Any = None, **headers: str) -> Any:
-    host = urlsplit(url).netloc  # which the shop goes by, wherever this episode's copy of it is
-    status, body = await fetch(session.guard.server_of(url), data, Host=host, **headers)
+    headers["Host"] = urlsplit(url).netloc  # which a shop goes by, wherever this episode's copy of it is
+    status, body = await fetch(session.guard.server_of(url), data, **headers)
     if status != 200:
         raise NoVerdict(f"{url} answered {status or 'nothing'}: {body[:80]!r}")
     return json.loads(body)
