@@ -58,10 +58,10 @@ class BrowserSlot:
 @dataclass
 class BrowserPool:
     """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
-    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's, `copies`
-    are free slots of servers. If `sealed`, browsers here reach nothing but the sites, and the next episode may
-    have a context that is left in order, with nothing stored. If not, all goes through the proxy that the
-    config's lists, or copies, call for."""
+    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's, and
+    `copies` free slots of servers. If `sealed`, browsers here reach nothing but the sites, and the next
+    episode may have a context that is left in order, with nothing stored. If not, all goes through the proxy
+    that the config's lists, or copies, call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)

@@ -58,8 +58,7 @@ def read_slots(path: Path, episodes: int, ranks: Ranks) -> asyncio.Queue[Slot]:
     slots = read_as(path.read_bytes(), TypeAdapter(list[Slot]), f"--task.servers {path} can't be used")
     own = len(slots) // ranks.world
     if own < ranks.share(episodes):
-        max_episodes = own * ranks.world
-        raise ValueError(f"--task.servers {path}: give --browser.episodes {max_episodes}, or more slots")
+        raise ValueError(f"--task.servers {path}: give --browser.episodes {own * ranks.world} or more slots")
     free = asyncio.Queue[Slot]()
     for slot in slots[ranks.rank :: ranks.world]:
         free.put_nowait(slot)

@@ -110,8 +110,8 @@ def test_ranks_share_a_files_slots(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("slots", "world", "problem"),
     [
-        ([GOOD], 1, "servers.json: give --browser.episodes 1, or more slots"),
-        ([GOOD] * 3, 2, "servers.json: give --browser.episodes 2, or more slots"),
+        ([GOOD], 1, "servers.json: give --browser.episodes 1 or more slots"),
+        ([GOOD] * 3, 2, "servers.json: give --browser.episodes 2 or more slots"),
         ([{"sites": {}}] * 2, 1, "can't be used: .*reset"),
         ({"sites": {}}, 1, "can't be used: .*list"),
         ([GOOD, {**GOOD, "sites": {"SHOPING": "http://a.test"}}], 1, "SHOPING and http://a.test must be"),
