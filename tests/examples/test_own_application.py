@@ -129,7 +129,7 @@ SCRIPTS = {
         ("answer", "done"),
     ],
     "stock": [
-        ("click", ".navbar a:has-text('Catalogue')"),
+        ("click", ".navbar a:has-text('Catalog')"),
         ("click", ".dropdown-item:has-text('Products')"),
         ("click", "td a:has-text('Keemun')"),
         ("click", "a[href='#product_stock']"),
@@ -148,7 +148,8 @@ SCRIPTS = {
     ],
     "packing": [
         ("click", "td a:has-text('100001')"),
-        ("choose", "#id_new_status", "Being packed"),
+        ("click", "#id_new_status + .select2 .select2-selection"),
+        ("click", ".select2-results__option:has-text('Being packed')"),
         ("click", "button:has-text('Change status')"),
         ("answer", "done"),
     ],
