@@ -9,8 +9,11 @@ Deviations:
    was sampled.
 2. A chat template that writes today's date, as Llama 3.2's, always writes DAY: a run that is resumed
    tomorrow, and its evaluation, have the same prompts.
+3. A chat template that strips past thoughts, as Qwen3.5's where no tool has answered, is not asked about
+   them: `reasoning` alone says whether they stay, and what stays are the ids that were sampled.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,12 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from minirl.config import AgentConfig
 from minirl.console import first_line
-from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
+from minirl.types import Agent, Feedback, Ids, Message, Observation, Prompt, Tokenizer
 
 if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
 THINK_END = "</think>"
+CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 ROLES = ["system", "user", "assistant", "user"]
@@ -47,6 +51,7 @@ class ChatFormat:
     end: str = ""  # the token that ends a response: "<|im_end|>"
     drops_end: bool = False  # past responses stand in the history without their end token
     max_chars: int = 0  # of history and page together; 0: no limit
+    tags: bool = False  # it writes tool calls in tags, as Qwen3.5's: <function=wait><parameter=seconds>
 
     @classmethod
     def from_template(cls, tokenizer: Tokenizer) -> Self:
@@ -74,6 +79,7 @@ class ChatFormat:
             opens_think=to_assistant.rstrip().endswith("<think>"),
             closing=THINK_END if to_assistant.rstrip().endswith(THINK_END) else "",
             end=ended[1] if ended else tokenizer.eos_token,
+            tags="<function=" in str(tokenizer.chat_template),
         )
 
 
@@ -91,12 +97,12 @@ class UserMessage(NamedTuple):
 class Step:
     """One user message and, once sampled, its response; all ids but the image."""
 
-    head: tuple[int, ...]  # what stays for good: task or feedback, tabs and URL
-    ephemeral: tuple[int, ...]  # the screenshot or the page's HTML, of the newest steps only
-    tail: tuple[int, ...]  # the closing of the user's message, the assistant's opening
+    head: Ids  # what stays for good: task or feedback, tabs and URL
+    ephemeral: Ids  # the screenshot or the page's HTML, of the newest steps only
+    tail: Ids  # the closing of the user's message, the assistant's opening
     image: bytes | None
     message: UserMessage
-    response: tuple[int, ...] = ()  # the ids that were sampled, verbatim
+    response: Ids = ()  # the ids that were sampled, verbatim
     answer: str = ""  # the response as text
 
 
@@ -124,7 +130,7 @@ class Context:
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the prefix
 
-    def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
+    def observe(self, observation: Observation, feedback: Feedback = ()) -> Prompt:
         """Open the next step with an observation and the feedback on the last calls; return its prompt."""
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
@@ -132,7 +138,7 @@ class Context:
         # The newest head stays where it is, so with one step in the suffix it can be in the prefix already.
         if self.keep == 1:
             self.prefix += self.recent[0].head
-        suffix: list[int] = []
+        suffix = []
         for step in self.recent:
             if self.keep > 1:
                 suffix += step.head
@@ -159,7 +165,7 @@ class Context:
                 messages.append(("assistant", (answer,)))
         return tuple(messages)
 
-    def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
+    def respond(self, response_ids: Ids, answer: str = "") -> None:
         """Keep the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
         assert not self.recent[-1].response, "respond() once per observe()"
         self.recent[-1] = replace(self.recent[-1], response=tuple(response_ids), answer=answer)
@@ -171,7 +177,7 @@ class Context:
         self.prefix += self._ids(step.message.placeholder) + step.tail + self._kept(step) + self.close
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
-    def _kept(self, step: Step) -> tuple[int, ...]:
+    def _kept(self, step: Step) -> Ids:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
         Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too. One that
         was cut off gets the end token that it lacks."""
@@ -186,7 +192,7 @@ class Context:
         start, end = think_ends(self.preprocessor.tokenizer, response)
         return response[start if self.chat.opens_think else end :]
 
-    def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
+    def _step(self, observation: Observation, feedback: Feedback) -> Step:
         page = self.escape(observation.page_text)
         if self.chat.max_chars:
             history = sum(
@@ -208,11 +214,11 @@ class Context:
             message=message,
         )
 
-    def _ids(self, *parts: str | bytes) -> tuple[int, ...]:
+    def _ids(self, *parts: str | bytes) -> Ids:
         return ids_with_pictures(parts, self.preprocessor)
 
 
-def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> tuple[int, ...]:
+def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> Ids:
     """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes pads between
     the vision tokens; the texts before it are tokenised in one piece."""
     ids, text = [], ""
@@ -228,6 +234,31 @@ def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor"
     return tuple(ids)
 
 
+def calls_in_tags(text: str) -> str:
+    """Return a text with its tool calls that are JSON in tags, as Qwen3.5's chat template writes them.
+
+    >>> calls_in_tags('<tool_call>{"name": "wait", "arguments": {"seconds": 2}}</tool_call>')
+    '<tool_call>\\n<function=wait>\\n<parameter=seconds>\\n2\\n</parameter>\\n</function>\\n</tool_call>'
+    """
+    return CALL.sub(_in_tags, text)
+
+
+def _in_tags(call: re.Match[str]) -> str:
+    try:
+        record = json.loads(call[1])
+    except (ValueError, RecursionError):  # others' responses may hold anything
+        return call[0]
+    match record:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            lines = ["<tool_call>", f"<function={name}>"]
+        case _:
+            return call[0]
+    for argument, value in arguments.items():
+        written = json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+        lines += [f"<parameter={argument}>", written, "</parameter>"]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
 def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
     """Return the pattern of the texts that the tokenizer reads as tokens of their own."""
     added = sorted([tokenizer.eos_token, *tokenizer.get_added_vocab()], key=len, reverse=True)
@@ -241,7 +272,7 @@ def escape_control_tokens(text: str, control: re.Pattern[str]) -> str:
     return control.sub(lambda token: token[0][0] + " " + token[0][1:], text)
 
 
-def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
+def think_ends(tokenizer: Tokenizer, ids: Ids) -> tuple[int, int]:
     """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
     without it."""
     if THINK_END not in tokenizer.decode(ids):

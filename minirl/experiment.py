@@ -80,7 +80,10 @@ class Experiment:
         slots = read_slots(file, config.browser.episodes, self.ranks) if file else None
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = {urlsplit(task.start_url).hostname for task in live}
-        with SiteServer(sites_of(tasks)) as server:
+        folders: dict[str, Path] = {}
+        for benchmark in {benchmark_of(task) for task in tasks}:
+            folders |= benchmark.folders()
+        with SiteServer(sites_of(tasks), folders) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
             pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots)
             async with (
@@ -175,17 +178,15 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
-    if config.agent.kind == "visual" and preprocessor and preprocessor.images is None:
+    images = preprocessor.images if preprocessor else None
+    if preprocessor and images is None and config.agent.kind != "text":
         raise ValueError("this model can't see; use a vision-language model, or a text recipe as tiny-text")
     if config.agent.kind == "autowebworld":
-        if preprocessor is None or preprocessor.images is None:
-            raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
-        resized = preprocessor.images.resized
-        if config.sampler.kind == "remote" and config.sampler.points == "picture":
-            resized = as_it_is
+        in_screenshot = config.sampler.kind == "remote" and config.sampler.points == "picture"
+        resized = as_it_is if in_screenshot or images is None else images.resized
         return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
-        return OpenWebRLAgent(config.agent)
+        return OpenWebRLAgent(config.agent, preprocessor.chat if preprocessor else None)
     return WebAgentR1Agent(config.agent)
 
 

@@ -36,6 +36,7 @@ recipes:
     tiny               a Qwen3-VL of 1M parameters in generated shops: minutes on two CPU cores
     tiny-text          WebAgent-R1 in small: a Llama of 0.7M parameters reads such shops' HTML
     openwebrl-4b, -8b  OpenWebRL: Qwen3-VL, screenshots and 13 tools, on live sites
+    openwebrl-qwen35   the same with Qwen3.5-4B, for which no paper has numbers
     webagent-r1-3b     WebAgent-R1: Qwen2.5, HTML and one action a turn, on WebArena
     webagent-r1-8b     the same with Llama-3.1, from WebRL's checkpoint (--warm-start)
     autowebworld-3b    AutoWebWorld: Qwen2.5-VL, screenshots, on recorded steps of generated sites
@@ -56,7 +57,6 @@ def tiny() -> Config:
         browser=BrowserConfig(
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
         ),
-        sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 4, 6)),
         optim=OptimConfig(lr=2e-4, decay=True),
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=4096),
@@ -117,6 +117,13 @@ def openwebrl_8b() -> Config:
         model=replace(config.model, path="Qwen/Qwen3-VL-8B-Thinking"),
         optim=replace(config.optim, lr=5e-7),
     )
+
+
+def openwebrl_qwen35() -> Config:
+    """OpenWebRL with Qwen3.5-4B, ours: all numbers are the 4B's, of a paper that trained Qwen3-VL."""
+    config = openwebrl_4b()
+    model = replace(config.model, path="Qwen/Qwen3.5-4B")
+    return replace(config, recipe="openwebrl_qwen35", model=model)
 
 
 def webagent_r1_3b() -> Config:
@@ -185,5 +192,7 @@ def autowebworld_3b() -> Config:
     return replace(config, recipe="autowebworld_3b", model=model)
 
 
-_PAPERS = openwebrl_4b, openwebrl_8b, webagent_r1_3b, webagent_r1_8b, autowebworld_3b, autowebworld_7b
-RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in (tiny, tiny_text, *_PAPERS)}
+_OPENWEBRL = openwebrl_4b, openwebrl_8b, openwebrl_qwen35
+_OTHERS = webagent_r1_3b, webagent_r1_8b, autowebworld_3b, autowebworld_7b
+_ALL = (tiny, tiny_text, *_OPENWEBRL, *_OTHERS)
+RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}

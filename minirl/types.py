@@ -6,11 +6,11 @@ Records are frozen; later stages derive new ones (`dataclasses.replace`). Token 
 records can be compared, dumped and read back.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from minirl.context import ChatFormat, UserMessage
     from minirl.distributed import Ranks
     from minirl.episode import Harness
+
+
+Ids = tuple[int, ...]  # of tokens
+Json = dict[str, Any]  # an object of JSON
+Fields = Mapping[str, Any]  # values by name, to be read alone
+Feedback = tuple[str, ...]  # what an agent is told: a line for each of its calls
+Point = tuple[float, float]  # x and y in the page's pixels
+Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
 
 
 class Stop(Enum):
@@ -63,8 +71,8 @@ class Task:
     id: str
     instruction: str
     start_url: str
-    goal: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)  # benchmark, site, difficulty, ...
+    goal: Fields = field(default_factory=dict)
+    meta: Fields = field(default_factory=dict)  # benchmark, site, difficulty, ...
 
     @property
     def site(self) -> str:
@@ -77,7 +85,7 @@ class Call:
     """One tool call as parsed: `Call("click", {"point_2d": [500, 120]})`, coordinates 0-1000."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,9 +106,7 @@ class Observation:
     image: bytes | None = None
     page_text: str = ""
     url: str = ""
-
-
-Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
+    state: str = ""  # of the page, as its benchmark names it, if credit is given by states
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Prompt:
     ((1, 2, 3), (9, 9, 4))
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     shared: int
     images: tuple[bytes, ...] = ()
     messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
@@ -145,7 +151,7 @@ class Sample:
     """What the sampler returns for one request. `logprobs[i]` is that of `ids[i]` under the distribution that
     was sampled (temperature and suppressed tokens applied). The end token is in `ids` if it was sampled."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     logprobs: tuple[float, ...]
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
@@ -167,21 +173,28 @@ class Turn:
     """
 
     shared: int
-    suffix: tuple[int, ...]
-    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no suffix either
+    suffix: Ids
+    response_ids: Ids  # none if a served model wrote it, and then there is no suffix either
     logprobs: tuple[float, ...]
     text: str  # the decoded response; where there are ids, never tokenised again for reinforcement
     images: tuple[str, ...] = ()  # the prompt's, by content hash
     parsed: Parsed = field(default_factory=Parsed)
-    feedback: tuple[str, ...] = ()  # one line per call
+    feedback: Feedback = ()  # one line per call
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
+    state: str = ""  # as in Observation
+    advantage: float | None = None  # its own, if turns do not share their trajectory's
     finish: str = "stop"  # these three as in Sample
     version: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
     trained: bool = True  # False: history of a public record, which is shown but not trained on
+
+    @property
+    def context_tokens(self) -> int:
+        """Return the ids of prompt and response: of the last turn, of the whole conversation."""
+        return self.shared + len(self.suffix) + len(self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -198,7 +211,7 @@ class Score:
     """The value that a task's own rules give a finished episode."""
 
     value: float | None  # 0 to 1; None: they can't tell, and the episode must not count
-    details: Mapping[str, Any] = field(default_factory=dict)  # the evidence, for people and reports
+    details: Fields = field(default_factory=dict)  # the evidence, for people and reports
 
 
 @dataclass(frozen=True)
@@ -207,14 +220,14 @@ class Trajectory:
 
     task: Task
     member: int  # which of the group's G episodes this is
-    prefix: tuple[int, ...] = ()
+    prefix: Ids = ()
     turns: tuple[Turn, ...] = ()
     stop: Stop = Stop.DONE
     answer: str = ""
     success: bool = False
     reward: float = 0.0
     error: str = ""  # the reason behind an invalid ending, with the traceback's last line
-    final_state: Mapping[str, Any] = field(default_factory=dict)  # the score's details
+    final_state: Fields = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
     blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
@@ -231,7 +244,7 @@ class Trajectory:
     def response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
-    def prompt_ids(self, t: int) -> tuple[int, ...]:
+    def prompt_ids(self, t: int) -> Ids:
         """Return the ids that turn `t` was sampled from."""
         return self.prefix[: self.turns[t].shared] + self.turns[t].suffix
 
@@ -265,26 +278,6 @@ class RunEnds(ValueError):
     episode that raises it ends the run there."""
 
 
-_BILL: ContextVar[list[float] | None] = ContextVar("bill", default=None)
-
-
-@contextmanager
-def billed() -> Iterator[list[float]]:
-    """Collect the dollars that served models charge while the block runs, tasks it starts included."""
-    bill: list[float] = []
-    token = _BILL.set(bill)
-    try:
-        yield bill
-    finally:
-        _BILL.reset(token)
-
-
-def charge(dollars: float) -> None:
-    """Add a served model's price to the bill of the enclosing `billed()` block, if there is one."""
-    if (bill := _BILL.get()) is not None:
-        bill.append(dollars)
-
-
 Tokenizer = Any  # a transformers tokenizer, whose own annotations leave its answers' types open
 Judge = Callable[[Trajectory], Awaitable[Verdict]]  # minirl/judges/; a failure has success None
 
@@ -305,9 +298,6 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-Point = tuple[float, float]  # x and y in the page's pixels
-
-
 class Session(Protocol):
     """One episode's browser, in which agents act and which benchmarks read: minirl/browser/session.py."""
 
@@ -316,6 +306,7 @@ class Session(Protocol):
     page: "Page"  # Playwright's: the current tab
     guard: Any  # which addresses it may open, and where they are: minirl/browser/access.py
     news: list[str]  # what happened by itself, a sentence each
+    scale: float  # pixels of a screenshot for one of the page's
     picture: bytes  # the last screenshot, until an action has settled
     unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
@@ -330,8 +321,7 @@ class Session(Protocol):
     async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
-    # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: Point | None = None) -> Any: ...
+    async def arm(self, point: Point | None = None) -> Any: ...  # before an action; returns what is there
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
@@ -339,8 +329,7 @@ class Session(Protocol):
     async def wheel(self, point: Point, dx: float, dy: float) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
-    # returns URLs and titles, and which is the current one
-    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...
+    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...  # URLs and titles, and the current one's
     async def new_tab(self) -> int: ...
     async def switch_tab(self, index: int) -> None: ...
     async def close_tab(self) -> int: ...
@@ -348,10 +337,8 @@ class Session(Protocol):
     async def blocked(self) -> str: ...  # why the page keeps visitors out, or ""
 
 
-class Browsers(Protocol):
-    """Opens a session for each episode: minirl/browser/pool.py."""
-
-    def session(self) -> AbstractAsyncContextManager[Session]: ...
+class Browsers(Protocol):  # opens an episode's session, its pages of a size if one is given
+    def session(self, size: tuple[int, int] | None = None) -> AbstractAsyncContextManager[Session]: ...
 
 
 class Hosts(Protocol):
@@ -374,13 +361,13 @@ class Agent(Protocol):
 
     # the n-th message to the model; the feedback is on the last turn
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> "UserMessage": ...
     async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
     def history(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
+    def visible_feedback(self, parsed: Parsed, feedback: Feedback) -> Feedback: ...
 
 
 class Benchmark(Protocol):
@@ -392,7 +379,10 @@ class Benchmark(Protocol):
     def identity(self, task: Task) -> set[tuple[str, ...]]: ...  # two tasks that share a name are the same
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
+    def folders(self) -> dict[str, Path]: ...  # of pages that are served here, by host
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
     def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]: ...
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
+    async def has_ended(self, session: Session, task: Task) -> bool: ...  # if the page has ended the episode
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer
+    async def state(self, session: Session) -> str: ...  # a name for the page's; "": its looks must do

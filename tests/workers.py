@@ -41,11 +41,20 @@ class Scored:
     def places(self, task: Task) -> set[tuple[str, int]]:
         return set()
 
+    def folders(self) -> dict[str, Any]:
+        return {}
+
+    async def has_ended(self, session: Any, task: Task) -> bool:
+        return False
+
     def needs_judge(self, task: Task) -> bool:
         return False
 
     def session(self, harness: Any, task: Task) -> Any:
         return harness.browsers.session()
+
+    async def state(self, session: Any) -> str:
+        return ""
 
     async def prepare(self, session: Any, task: Task) -> None:
         self.prepared.append(task.id)

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
 from playwright.async_api import Error as PlaywrightError
@@ -29,7 +29,7 @@ from minirl.browser.servers import Slot, take
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
-from minirl.types import BrowserFault, Stop
+from minirl.types import BrowserFault, Json, Stop
 
 CDP = "cdp:"  # before the address of a browser that speaks Chromium's protocol, not Playwright's
 NO_PROXY = "socks5://127.0.0.1:9"  # nobody listens there: a context without its own proxy reaches nothing
@@ -38,6 +38,7 @@ EXIT_SECONDS = 15.0  # for a context or a browser to close; a browser that takes
 FIRST_CHECK_SECONDS = 180.0  # after the start, when browsers are first asked for a sign of life
 CHECK_SECONDS = 30.0  # from check to check; a browser that gives no sign for as long is replaced
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
+Size = tuple[int, int]  # width and height of a page in its own pixels
 FAILURES = (PlaywrightError, TimeoutError)  # of a browser that does not do what it is asked
 
 
@@ -52,7 +53,7 @@ class BrowserSlot:
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    idle: list[tuple[Session, AsyncExitStack]] = field(default_factory=list)  # of a sealed pool
+    idle: dict[Size, list[tuple[Session, AsyncExitStack]]] = field(default_factory=dict)  # of a sealed pool
 
 
 @dataclass
@@ -68,7 +69,7 @@ class BrowserPool:
     sealed: bool = False
     trusted: Collection[Place] = ()
     copies: asyncio.Queue[Slot] | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
+    options: Json = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -203,26 +204,29 @@ class BrowserPool:
             await asyncio.sleep(CHECK_SECONDS)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Open an episode's context, with a clean slot of servers if it has its own. Raises BrowserFault."""
+    async def session(self, size: Size | None = None) -> AsyncIterator[Session]:
+        """Open an episode's context, with a clean slot of servers if it has its own. Pages have the config's
+        size, or this one, and then their screenshots are as large as fits into the config's: 160 x 210 is
+        drawn as 480 x 630 in a window of 640 x 630. Raises BrowserFault."""
         owned = take(self.copies) if self.copies else nullcontext({})
-        async with owned as places, self._context() as session:
+        async with owned as places, self._context(size) as session:
             session.guard.servers = places
             session.guard.trusted = {*self.trusted, *places}
             yield session
 
     @asynccontextmanager
-    async def _context(self) -> AsyncIterator[Session]:
+    async def _context(self, size: Size | None = None) -> AsyncIterator[Session]:
         """Open a context in the least loaded browser, and close it after the block. Raises BrowserFault."""
+        size = size or (self.config.width, self.config.height)
         # Of those that are down, one episode at a time finds out whether it is back
         slot = min(self.slots, key=lambda slot: (slot.is_down and slot.load > 0, slot.load))
         slot.load += 1
         opened = AsyncExitStack()
         try:
-            session = await self._acquire(slot, opened)
+            session = await self._acquire(slot, opened, size)
             yield session
             if self.sealed and await session.renew():
-                slot.idle.append((session, opened.pop_all()))
+                slot.idle.setdefault(size, []).append((session, opened.pop_all()))
         finally:
             slot.load -= 1
             closing = asyncio.ensure_future(opened.aclose())
@@ -232,28 +236,31 @@ class BrowserPool:
                 await closing
                 raise
 
-    async def _acquire(self, slot: BrowserSlot, opened: AsyncExitStack) -> Session:
+    async def _acquire(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Session:
         try:
             async with asyncio.timeout(ACQUIRE_SECONDS):
                 try:
-                    return await self._open(slot, opened)
+                    return await self._open(slot, opened, size)
                 except FAILURES:
-                    return await self._open(slot, opened)  # the browser has been replaced
+                    return await self._open(slot, opened, size)  # the browser has been replaced
         except FAILURES as error:
             raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
 
-    async def _open(self, slot: BrowserSlot, opened: AsyncExitStack) -> Session:
+    async def _open(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Session:
         """Return a session in a new or an idle context, which `opened` closes even if this is cancelled."""
         browser = await self._browser(slot)
-        while slot.idle:
-            session, owner = slot.idle.pop()
+        while idle := slot.idle.get(size):
+            session, owner = idle.pop()
             opened.push_async_callback(owner.aclose)
             if session.context.browser is browser:
                 return session
 
         config = self.config
-        options: dict[str, Any] = {
-            "viewport": {"width": config.width, "height": config.height},
+        width, height = size
+        scale = min(config.width / width, config.height / height)
+        options: Json = {
+            "viewport": {"width": width, "height": height},
+            "device_scale_factor": scale,
             "accept_downloads": False,
             "ignore_https_errors": config.insecure,
             "locale": config.locale,
@@ -278,7 +285,7 @@ class BrowserPool:
         except FAILURES:  # it hangs, or lost its driver, for every later episode, too
             self._drop(slot, browser)
             raise
-        return Session(config, context, page, guard)
+        return Session(config, context, page, guard, scale)
 
 
 async def close(opening: asyncio.Future[BrowserContext]) -> None:
@@ -292,7 +299,7 @@ def through(proxy: str) -> dict[str, str]:
     return {"server": proxy, "bypass": "<-loopback>"}
 
 
-async def ask(browser: Browser, question: str, seconds: float) -> dict[str, Any]:
+async def ask(browser: Browser, question: str, seconds: float) -> Json:
     async with asyncio.timeout(seconds):
         cdp = await browser.new_browser_cdp_session()
         answer = await cdp.send(question)

@@ -4,17 +4,15 @@ WebAgent-R1, section 3.1 and appendix A. Deviation: each episode has its own log
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.session import FIRST_PAGE_SECONDS
+from minirl.package_files import table_of
 from minirl.types import Session, Task, ToolFailure
 
-FOLDER = Path(__file__).parent
 Login = Mapping[str, str]  # how to log in to a site, and the account; sites.toml explains the fields
-LOGINS: dict[str, Login] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
+LOGINS: dict[str, Login] = table_of("benchmarks/webarena/sites.toml")
 
 
 def login_to(name: str) -> Login:
