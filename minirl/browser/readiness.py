@@ -29,7 +29,6 @@ READY_SECONDS = 3.0  # after this time it counts as ready, whatever it does
 WINDOW_SECONDS = 1.0  # for a window to open
 REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 LOADING_SECONDS = 0.05  # after which a page without scripts is asked again whether it is there
-AWAITED = ("Document", "XHR", "Fetch", "Script", "Stylesheet")  # what makes another page of it
 MAX_DOCUMENTS = 3  # one after the other that have READY_SECONDS each: some pages never rest
 
 # What may help a page that hangs, for how many seconds, and what the agent is told then. While another
@@ -72,7 +71,7 @@ class Tab:
             self.data.clear()
             self.polled.clear()
             self.changed.set()
-        elif kind in AWAITED and address not in self.polled:
+        elif kind in ("Document", "XHR", "Fetch", "Script", "Stylesheet") and address not in self.polled:
             self.data[event["requestId"]] = kind, address
 
     def request_ended(self, event: Event) -> None:
