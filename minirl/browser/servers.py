@@ -16,15 +16,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from minirl.browser.access import Place, host_and_port, is_address
 from minirl.config import ACQUIRE_SECONDS
-from minirl.distributed import Ranks
 from minirl.run_folder import read_as
 from minirl.types import BrowserFault, RunEnds, Stop
+
+if TYPE_CHECKING:
+    from minirl.distributed import Ranks
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
 RESET_SECONDS = 600.0  # for all sites to be made anew
@@ -52,7 +54,7 @@ class Slot:
             self.places[host_and_port(address)] = host_and_port(copy)
 
 
-def read_slots(path: Path, episodes: int, ranks: Ranks) -> asyncio.Queue[Slot]:
+def read_slots(path: Path, episodes: int, ranks: "Ranks") -> asyncio.Queue[Slot]:
     """Return this rank's share of a file's slots: every `ranks.world`-th. ValueError if something is wrong
     with them, or if a rank would run more episodes at a time than it has slots."""
     slots = read_as(path.read_bytes(), TypeAdapter(list[Slot]), f"--task.servers {path} can't be used")
