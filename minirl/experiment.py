@@ -81,8 +81,8 @@ class Experiment:
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = {urlsplit(task.start_url).hostname for task in live}
         folders: dict[str, Path] = {}
-        for benchmark in {benchmark_of(task) for task in tasks}:
-            folders |= benchmark.folders()
+        for task in tasks:
+            folders |= benchmark_of(task).folders()
         with SiteServer(sites_of(tasks), folders) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
             pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots)

@@ -12,8 +12,6 @@ and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
 5. A text is typed over the old one, without Backspace; a long one is inserted, but for its last letter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

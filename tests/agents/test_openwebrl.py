@@ -322,7 +322,7 @@ def test_parse_never_raises_and_gives_calls_or_an_error(text):
 
 def test_very_long_responses():
     """A model that repeats itself to its token limit; minutes if every tag were searched to the end."""
-    n = 100_000
+    n = 30_000
     assert "no complete <tool_call>" in parse("x</think>" + "<tool_call>" * n).error
     assert "not valid JSON" in parse("x</think>" + "<tool_call>" * n + "</tool_call>").error
     for text in ("[", '{"', "<function=a><parameter=", '["', "<function=" + "<parameter=b>"):

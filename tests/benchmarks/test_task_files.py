@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,8 +107,6 @@ def test_a_file_without_tasks(tmp_path):
     path = tmp_path / "tasks.jsonl"
     with pytest.raises(OSError, match=str(path)):
         load_tasks(path)
-    with pytest.raises(OSError, match="/dev/zero"):  # it has no end
-        load_tasks(Path("/dev/zero"))
     path.write_text("\n\n")
     with pytest.raises(ValueError, match=f"{path} holds no tasks"):
         load_tasks(path)
