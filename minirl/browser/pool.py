@@ -25,7 +25,7 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import executable
 from minirl.browser.access import Guard, Place
 from minirl.browser.proxy import NAMES, Proxy
-from minirl.browser.servers import Slot, take
+from minirl.browser.servers import Slots, take
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
@@ -68,7 +68,7 @@ class BrowserPool:
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
-    copies: asyncio.Queue[Slot] | None = None
+    copies: Slots | None = None
     options: Json = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed

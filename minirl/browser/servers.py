@@ -54,21 +54,24 @@ class Slot:
             self.places[host_and_port(address)] = host_and_port(copy)
 
 
-def read_slots(path: Path, episodes: int, ranks: "Ranks") -> asyncio.Queue[Slot]:
+Slots = asyncio.Queue[Slot]  # those that are free
+
+
+def read_slots(path: Path, episodes: int, ranks: "Ranks") -> Slots:
     """Return this rank's share of a file's slots: every `ranks.world`-th. ValueError if something is wrong
     with them, or if a rank would run more episodes at a time than it has slots."""
     slots = read_as(path.read_bytes(), TypeAdapter(list[Slot]), f"--task.servers {path} can't be used")
     own = len(slots) // ranks.world
     if own < ranks.share(episodes):
         raise ValueError(f"--task.servers {path}: give --browser.episodes {own * ranks.world} or more slots")
-    free = asyncio.Queue[Slot]()
+    free = Slots()
     for slot in slots[ranks.rank :: ranks.world]:
         free.put_nowait(slot)
     return free
 
 
 @asynccontextmanager
-async def take(free: asyncio.Queue[Slot]) -> AsyncIterator[Mapping[Place, Place]]:
+async def take(free: Slots) -> AsyncIterator[Mapping[Place, Place]]:
     """Have a slot, made clean, while the block lasts; yield where its sites are. BrowserFault if none is free
     in time, RunEnds if it can't be reset, for then many episodes would fail."""
     try:
