@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock, call
 
 import pytest
+import torch
 from peers import ROOT, start
+from safetensors.torch import load_file
 
 import sft
 import train as script
@@ -171,6 +174,53 @@ def test_what_a_scheduler_sends_saves_too(finished, tmp_path):
     interrupted(tmp_path / "tiny", finished, signal.SIGTERM)
 
 
+def episodes(run: Run) -> dict[str, list]:
+    """What each dump's episodes saw, said and earned, in any order."""
+    kept = {}
+    for label in run.labels():
+        rows = [
+            (t.task.id, t.member, t.reward, [(turn.text, turn.images, turn.feedback) for turn in t.turns])
+            for t in run.load_trajectories(label)
+        ]
+        kept[label] = sorted(rows)
+    return kept
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_training_that_is_killed_ten_times_ends_as_one_that_was_not(tmp_path):
+    """kill -9 at random moments of cloning, episodes, updates and evaluations, while they are written too."""
+    flags = ["--steps", "3", "--save-every", "1", "--sft.max-steps=6"]
+    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    started = time.monotonic()
+    done = start("train.py", *small(whole.root, *flags))
+    assert done.returncode == 0, done.stderr
+    seconds = time.monotonic() - started
+
+    rng = random.Random(0)
+    for _ in range(10):
+        resume = ["--resume"] if killed.root.exists() else []
+        argv = [sys.executable, str(ROOT / "train.py"), *small(killed.root, *flags, *resume)]
+        process = subprocess.Popen(
+            argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            _, err = process.communicate(timeout=rng.uniform(0, seconds))
+            assert process.returncode == 0, err
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=60)
+    done = start("train.py", *small(killed.root, *flags, "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert episodes(killed) == episodes(whole)
+    losses = [[row["loss"] for row in run.metrics()] for run in (whole, killed)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6) and len(losses[0]) == 3
+    one, other = (load_file(run.checkpoint_dir / "step_00003/model.safetensors") for run in (whole, killed))
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        assert torch.allclose(weight, other[name], atol=1e-6), name
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -221,7 +271,8 @@ def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
     folder = str(
         base_models.build(tmp_path / "model", base_models.vocabulary(), seed=0, hidden=64, kind="hybrid")
     )
-    cloned = start("sft.py", *small(tmp_path / "cloned", "--model.path", folder))
+    flags = ["--model.path", folder, "--agent.context-tokens", "2048"]  # tags are longer than JSON
+    cloned = start("sft.py", *small(tmp_path / "cloned", *flags))
     assert cloned.returncode == 0, cloned.stderr
     demos = Run(tmp_path / "cloned").load_trajectories("demos")
     texts = [turn.text for demo in demos for turn in demo.turns]

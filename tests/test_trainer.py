@@ -295,10 +295,14 @@ def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
     learn(trainer, groups)
     trainer.config = replace(trainer.config, replay=None)
     assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
+    trainer.config = replace(trainer.config, batch=replace(trainer.config.batch, epochs=3))
+    step, steps = trainer._step, []
+    trainer._step = lambda *given: steps.append(given) or step(*given)
     with pytest.raises(
         ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
     ):
         learn(trainer, groups)
+    assert len(steps) == 1, "no further update is made with them"
 
 
 def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(new_trainer, groups):

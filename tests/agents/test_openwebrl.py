@@ -199,6 +199,9 @@ def test_which_calls_of_a_response_are_made():
     parsed = parse(f"x</think>{call('go_back')}{call('fly')}<tool_call>?</tool_call>{call('new_tab')}")
     assert [made.name for made in parsed.calls] == ["go_back", "fly", "tool_call", "new_tab"]
     assert list(map(can_run, parsed.calls)) == [True, False, False, True] and parsed.error is None
+    (named,) = parse(f"x</think>{call('tool_call', problem='none')}").calls
+    with pytest.raises(ToolFailure, match="there is no such tool"):  # not what stands for an unreadable one
+        checked(named)
 
 
 @pytest.mark.parametrize(

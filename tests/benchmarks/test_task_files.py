@@ -103,6 +103,14 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_named(tmp_path, encoding):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "1", "instruction": "Kauf Äpfel", "start_url": "http://a.test/"}\n', encoding)
+    with pytest.raises(ValueError, match=rf"{path} is not in UTF-8, which it must be saved in: .*decode"):
+        load_tasks(path)
+
+
 def test_a_file_without_tasks(tmp_path):
     path = tmp_path / "tasks.jsonl"
     with pytest.raises(OSError, match=str(path)):
