@@ -13,11 +13,7 @@ from minirl.browser import servers
 from minirl.browser.servers import reset
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-<<<<<<< HEAD
-from minirl.types import BrowserFault, RunEnds, Stop, Task
-=======
-from minirl.types import BrowserFault, Stop, Task, ToolFailure
->>>>>>> main
+from minirl.types import BrowserFault, RunEnds, Stop, Task, ToolFailure
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
