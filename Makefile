@@ -14,7 +14,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 EXTRAS ?= test
-WORKERS ?= 2
+WORKERS ?= 3
 RANKS ?= $(if $(shell command -v nvidia-smi),1,2)
 ARGS ?=
 
