@@ -14,7 +14,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 EXTRAS ?= test
-WORKERS ?= 3
+WORKERS ?= 2
 RANKS ?= $(if $(shell command -v nvidia-smi),1,2)
 ARGS ?=
 
