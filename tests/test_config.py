@@ -23,7 +23,8 @@ from minirl.tiny.checkpoints import BASE_TEXT
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
 --plan
---model.path --model.dtype --model.gradient-checkpointing --model.freeze-vision --model.max-pixels
+--model.path --model.dtype --model.lora --model.gradient-checkpointing --model.freeze-vision
+--model.max-pixels
 --agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.answers
 --agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
