@@ -206,9 +206,8 @@ def plan(config: Config) -> Plan:
     units = [size(module) for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     root = parameters - sum(units)
     left, moment = activations(config, e)
-    gathered = e * root + (e + 4) * max(units)
-    if adapters:  # a layer's adapters alone
-        gathered = 8 * trained // len(model.get_decoder().layers)
+    # of adapters they are next to nothing
+    gathered = 0 if adapters else e * root + (e + 4) * max(units)
     update = {
         "gradients": gradients,
         "gathered weights": e * (root + 2 * max(units)),
