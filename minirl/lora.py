@@ -8,13 +8,15 @@ once: the very number that the sampler is given, so that the two differ no more 
 only read, so nothing drifts by being merged and unmerged. LoRA (arXiv 2106.09685), section 4.1.
 
 Plain torch, and not PEFT, whose format is written all the same. PEFT's layers compute W x + s B (A x). In
-bfloat16 that is another policy than the merged weights, which are sampled from: most of s B A is smaller than
-the rounding of W. And its wrapped modules bear other names than sampler, shards and checkpoints know.
+bfloat16 that is another policy than the merged weights, which are sampled from, as most of s B A is smaller
+than the rounding of W: 0.008 nats a token apart in the mean on a model of two layers, where this is 0 apart.
+And its wrapped modules bear other names than sampler, shards and checkpoints know.
 Deviations:
 1. alpha is 2 r, so s is the same at any rank. A is uniform within 1 / sqrt(in), as PEFT's, not Gaussian.
 2. All linear layers of the text model are adapted, not the attention's alone. Embeddings, head and vision
    tower are frozen.
-3. Learning rates are `RATE` times those of full training (LoRA Without Regret, Thinking Machines, 2025).
+3. Gradients pass the rounding of W' as if there were none.
+4. Learning rates are `RATE` times those of full training (LoRA Without Regret, Thinking Machines, 2025).
 """
 
 import contextlib
