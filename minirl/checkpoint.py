@@ -98,7 +98,7 @@ class Checkpoints:
                 if file:
                     shutil.copy(file, part)
             if adapters:  # not beside the weights, to which transformers would add them
-                lora.save_adapters(adapters, self.base, part / "adapter")
+                lora.save_adapters(adapters, trainer.config.model.lora, self.base, part / "adapter")
             (part / "state.json").write_text(json.dumps(state))
         self.ranks.barrier()
         return part

@@ -127,12 +127,11 @@ def switched_off(model: nn.Module) -> Iterator[None]:
             layer.active = True
 
 
-def save_adapters(adapters: dict[str, Tensor], base: str, folder: Path) -> None:
+def save_adapters(adapters: dict[str, Tensor], rank: int, base: str, folder: Path) -> None:
     """Write whole adapters of the model at `base` as PEFT does: adapter_model.safetensors, which names
     layers.0.q_proj.lora_A as base_model.model.layers.0.q_proj.lora_A.weight, and adapter_config.json."""
     tensors = {f"base_model.model.{name}.weight": weight for name, weight in adapters.items()}
     layers = {name.rpartition(".")[0] for name in adapters}
-    rank = next(len(weight) for name, weight in adapters.items() if name.endswith("lora_A"))
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
