@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minirl import lora, tree_attention
+from minirl import lora, prefix_tree
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
@@ -67,7 +67,7 @@ def make_policy(
     if config.model.freeze_vision == "always" and preprocessor.images:
         model.model.visual.requires_grad_(False)
     if config.batch.layout == "tree":
-        tree_attention.enable(model)
+        prefix_tree.enable(model)
     if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
         return policy.to(ranks.device).float()
     if config.optim.offload and ranks.device.type != "cuda":

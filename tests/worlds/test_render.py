@@ -306,6 +306,29 @@ def test_the_server_answers_by_host():
         SiteServer([Path("a/My_site"), Path("b/my-site")])
 
 
+def test_the_files_of_a_folder_are_served_and_none_beside_it(tmp_path):
+    site = tmp_path / "site"
+    (site / "icons").mkdir(parents=True)
+    (site / "icons/a.svg").write_bytes(b"<svg/>")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (site / "link").symlink_to(tmp_path / "secret")
+    with SiteServer([SHOP], {"pages.test": site}) as server:
+        port = server.server_port
+        assert server.sites.keys() == {"shop-7.test", "pages.test"}
+        assert ask(port, "pages.test", "/icons/a.svg?v=1") == (200, b"<svg/>")
+        for path in (
+            "/",
+            "/icons",
+            "/icons/b.svg",
+            "/../secret",
+            "/%2e%2e/secret",
+            "/link",
+            f"/{tmp_path}/secret",
+        ):
+            assert ask(port, "pages.test", path)[0] == 404, path
+        assert ask(port, "shop-7.test", "/icons/a.svg")[0] == 404
+
+
 async def test_other_pages_have_no_state():
     async with visit(SHOP) as page:
         await page.goto("about:blank")
