@@ -97,9 +97,12 @@ def adapted(config: Config, model: Any) -> list[Any]:
     return [layer for layer in model.get_decoder().modules() if isinstance(layer, nn.Linear)]
 
 
-def adapter_size(rank: int, layers: list[Any]) -> int:
-    """Return how many parameters the layers' adapters have."""
-    return rank * sum(layer.in_features + layer.out_features for layer in layers)
+def trained_size(config: Config, model: Any, tower: Any) -> int:
+    """Return how many parameters are trained."""
+    layers = adapted(config, model)
+    if layers:
+        return config.model.lora * sum(layer.in_features + layer.out_features for layer in layers)
+    return size(model) - size(tower) if config.model.freeze_vision == "always" else size(model)
 
 
 def row_patches(config: Config, vision: Any) -> int:
@@ -180,10 +183,8 @@ def plan(config: Config) -> Plan:
     model, tower = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
     parameters = size(model)
-    trained = parameters - size(tower) if config.model.freeze_vision == "always" else parameters
-    adapters = adapted(config, model)
-    if adapters:
-        trained = adapter_size(config.model.lora, adapters)
+    trained = trained_size(config, model, tower)
+    adapters = config.model.lora > 0
 
     # what stays in both phases
     weights = 4 * parameters * replicas // gpus
