@@ -31,6 +31,7 @@ class ModelConfig:
     """Rank of adapters, which are trained in place of the weights, at ten times the rates; 0: none."""
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
     freeze_vision: Literal["never", "sft", "always"] = "never"  # when the vision tower stays as it is
+    freeze: Annotated[int, Ge(0)] = 0  # so many of the lowest layers stay as they are, and the embeddings
     max_pixels: int | None = None  # screenshots are scaled down to this; None: the model's own limit
 
 

@@ -116,19 +116,18 @@ class Trainer:
         self.policy.temperature = config.sampler.temperature
         trajectories = self._with_reference(trajectories)
         sizes = Counter(trajectory.group for trajectory in trajectories)
+        same_weights = not config.replay and not config.rollout.delay
         steps = []
         for epoch in range(config.batch.epochs):
             for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
                 rows = weighted(minibatch, config.loss, sizes)
                 steps.append(self._step(rows, lr))
+                mismatch = step_metrics(steps)["mismatch_mean"]  # of the first one
+                if mismatch > MAX_MISMATCH and same_weights:
+                    problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
+                    raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
             tick()
-        metrics = step_metrics(steps)
-        mismatch = metrics["mismatch_mean"]
-        same_weights = not config.replay and not config.rollout.delay
-        if mismatch > MAX_MISMATCH and same_weights:
-            problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
-            raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
-        return metrics | {"lr": lr}
+        return step_metrics(steps) | {"lr": lr}
 
     def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
         """Return the trajectories with the reference's log-probs, if the loss has a KL term."""

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minirl.config import Config
 from minirl.console import print_table, say
-from minirl.model import blueprint
+from minirl.model import blueprint, frozen
 
 MODELS = Path(__file__).parent / "models"  # the sizes of those that recipes name, for want of a network
 GB = 10**9
@@ -97,12 +97,12 @@ def adapted(config: Config, model: Any) -> list[Any]:
     return [layer for layer in model.get_decoder().modules() if isinstance(layer, nn.Linear)]
 
 
-def trained_size(config: Config, model: Any, tower: Any) -> int:
+def trained_size(config: Config, model: Any) -> int:
     """Return how many parameters are trained."""
     layers = adapted(config, model)
     if layers:
         return config.model.lora * sum(layer.in_features + layer.out_features for layer in layers)
-    return size(model) - size(tower) if config.model.freeze_vision == "always" else size(model)
+    return size(model) - sum(map(size, frozen(model, config.model)))
 
 
 def row_patches(config: Config, vision: Any) -> int:
@@ -180,10 +180,10 @@ def plan(config: Config) -> Plan:
     count, _, memory = (config.plan or "").partition("x")
     gpus, gpu_gb = int(count), float(memory)
     replicas = config.optim.replicas
-    model, tower = meta_model(config.model.path)
+    model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
     parameters = size(model)
-    trained = trained_size(config, model, tower)
+    trained = trained_size(config, model)
     adapters = config.model.lora > 0
 
     # what stays in both phases
