@@ -167,6 +167,11 @@ def reddit(asked: Asked, world: World) -> Answer | None:
             world.posts.append((asked.sent["forum"], asked.sent["title"], asked.sent.get("body", "")))
             slug = "-".join(asked.sent["title"].lower().split())
             return go(f"/f/{asked.sent['forum']}/{len(world.posts)}/{slug}")
+        case "GET", ["submit", forum] if asked.member:  # named as the real form's fields are
+            return blank("Create", f"/submit/{forum}", "submission[title]", "submission[forum]")
+        case "POST", ["submit", forum] if asked.member:
+            world.posts.append((forum, asked.sent["submission[title]"], ""))
+            return Answer(status=302, headers={"Location": f"/f/{forum}/{len(world.posts)}/"})
         case "GET", ["f", forum, number, *_] if number.isdecimal() and 0 < int(number) <= len(world.posts):
             _, title, body = world.posts[int(number) - 1]
             words = f'<h1 class="submission__title">{escape(title)}</h1> <span>from /f/{escape(forum)}</span>'

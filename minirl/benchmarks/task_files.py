@@ -4,9 +4,9 @@
 
 is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta, in
 which `tabs` are further pages, opened behind the first. A goal is WebArena's rules, a recorded step's right
-action, MiniWoB++'s page and seed, or a generated site's state. Records of other benchmarks (formats.py), and
-of WebArena (webarena/tasks.py), are recognised by their fields. A file holds one JSON object per line, or one
-JSON array, or is Parquet; its first bytes tell which.
+action, MiniWoB++'s page and seed, or a generated site's state. Records of other benchmarks (formats.py), of
+WebArena (webarena/tasks.py) and WebArena-Verified (webarena/verified.py) are recognised by their fields. A
+file holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
 """
 
 import json
@@ -21,6 +21,7 @@ from minirl.benchmarks.formats import benchmark_task
 from minirl.benchmarks.miniwob import MiniwobGoal, is_miniwob
 from minirl.benchmarks.recorded import StepGoal, digest_of, is_recorded, picture_path, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
+from minirl.benchmarks.webarena.verified import VerifiedGoal, is_verified, verified_task
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
 
@@ -69,6 +70,8 @@ def parse_task(record: Any, any_goal: bool = False) -> Task:
         raise ValueError("a task must be a JSON object")
     if "instruction" in record or ("start_url" in record and "intent" not in record):
         return _own_task(record, any_goal)
+    if "start_urls" in record:
+        return verified_task(record)
     if "intent" in record:
         return webarena.webarena_task(record)
     return benchmark_task(record)
@@ -82,6 +85,8 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
         read(MiniwobGoal, task.goal)
     elif webarena.is_webarena(task):
         read(webarena.Rules, task.goal)
+    elif is_verified(task):
+        read(VerifiedGoal, task.goal)
     elif task.goal and not any_goal:
         load_goal(task.goal)
     return task

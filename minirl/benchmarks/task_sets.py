@@ -14,6 +14,7 @@ from minirl.benchmarks.recorded import RecordedBenchmark, is_recorded
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.tasks import is_webarena
+from minirl.benchmarks.webarena.verified import VerifiedBenchmark, is_verified
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.config import Config, JudgeConfig, TaskConfig
 from minirl.console import say
@@ -128,6 +129,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own_reward = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(endpoint)
+    verified = VerifiedBenchmark()
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
     recorded = RecordedBenchmark()
@@ -140,6 +142,8 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
             return own_reward
         if is_webarena(task):
             return webarena
+        if is_verified(task):
+            return verified
         if miniwob.is_miniwob(task):
             return pages
         return world if task.goal else judged

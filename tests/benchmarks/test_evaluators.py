@@ -112,6 +112,8 @@ H = "http://h.test"
         (f"{H}/a?x=1", f"{H}/a?x=1&y=2", "GOLD in PRED", True),
         (f"{H}/a?x=1", f"{H}/a?y=2&x=1", "GOLD in PRED", False),  # the reference is taken as it is
         (f"{H}/a", "https://h.test/a", "GOLD in PRED", False),
+        (f"{H}/a", f"{H}/?u={H}/a", "GOLD in PRED", False),  # any site opens that
+        (f"{H}/a |OR| {H}/b", f"{H}/b?u={H}/c", "GOLD in PRED", True),
         ("http://localhost:1/a", "http://127.0.0.1:1/a", "EXACT", True),
     ],
 )

@@ -71,16 +71,21 @@ class WebArenaRecord(Record):
     eval: Json
 
 
+def with_addresses(record: Fields) -> Json:
+    """Return a record with the sites' addresses in place of their names, as __SHOPPING__."""
+    text = json.dumps(record)
+    for name, address in sites_from_environment().items():
+        text = text.replace(f"__{name}__", address)
+    return json.loads(text)
+
+
 def is_webarena(task: Task) -> bool:
     return task.goal.get("kind") == "webarena"
 
 
 def webarena_task(record: Fields) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
-    text = json.dumps(record)
-    for name, address in sites_from_environment().items():
-        text = text.replace(f"__{name}__", address)
-    fields = read(WebArenaRecord, json.loads(text))
+    fields = read(WebArenaRecord, with_addresses(record))
     read(Rules, fields.eval)
     start, *tabs = fields.start_url
     if fields.old_task_id is None:

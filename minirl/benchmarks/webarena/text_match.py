@@ -1,8 +1,12 @@
 """Comparing an answer, a page's text or its address with what a task expects: text in, yes or no out.
 
 As WebArena-Lite does, and so WebAgent-R1; in time proportional to the texts' length, which can be megabytes.
-Deviation: in place of NLTK's word tokenizer, which needs data, one expression finds the same words, but for
+Deviations:
+
+1. In place of NLTK's word tokenizer, which needs data, one expression finds the same words, but for
 contractions ("cannot"), abbreviations, and the quote or period that NLTK leaves on a word ("'6'", "6. They").
+2. "GOLD in PRED" asks that an address begins with the expected one. Anywhere in it, as released, would reward
+http://any.page/?u=EXPECTED, too.
 """
 
 import re
@@ -61,11 +65,11 @@ def meets(approach: str, expected: Any, text: str) -> bool:
 
 
 def url_matches(expected: str, url: str, note: str | None) -> bool:
-    """Return True if an address is, or with the note "GOLD in PRED" contains, one of the alternatives."""
+    """Return True if an address is, or with the note "GOLD in PRED" begins with, one of the alternatives."""
     url = _plain_url(url)
     references = [_plain_url(reference) for reference in expected.split(OR)]
     if note == "GOLD in PRED":
-        return any(reference in url for reference in references)
+        return any(url.startswith(reference) for reference in references)
     return url in references
 
 
