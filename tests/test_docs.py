@@ -36,6 +36,8 @@ def commands() -> list[str]:
         for command in INLINE.findall(doc.read_text() if doc.name != "log.md" else ""):
             found[" ".join(shlex.split(command.replace("FROM", FROM))[1:])] = None
         for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", doc.read_text()):
+            for name, value in re.findall(r'(?m)^export (\w+)="(.*)"$', block):
+                block = block.replace(f"${name} ", f"{value} ")
             for line in block.replace("\\\n", " ").splitlines():
                 if line.lstrip().startswith("python ") and COMMAND.match(line.strip()):
                     found[" ".join(shlex.split(line, comments=True)[1:])] = None
