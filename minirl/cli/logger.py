@@ -1,7 +1,5 @@
-"""Where a step's numbers go: metrics.jsonl, the terminal, the report; W&B and TensorBoard too, if asked for.
-
-Their own environment variables ask: WANDB_PROJECT, and TENSORBOARD_LOGGING_DIR, as transformers has it.
-"""
+"""Where a step's numbers go: metrics.jsonl, the terminal, the report; with WANDB_PROJECT set W&B, too, and with
+TENSORBOARD_LOGGING_DIR, as transformers has it, TensorBoard."""
 
 import os
 from collections.abc import Mapping
@@ -59,20 +57,19 @@ class Logger:
         self.board = None
         project = os.environ.get("WANDB_PROJECT")
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        name = run.root.resolve().name
         if project and run.records:
             try:
                 import wandb  # optional
             except ImportError:
                 raise ValueError("WANDB_PROJECT needs wandb: pip install wandb, or unset it") from None
-            self.wandb = wandb.init(project=project, name=name, config=run.config())
+            self.wandb = wandb.init(project=project, name=run.root.resolve().name, config=run.config())
         if folder and run.records:
             try:
                 from torch.utils.tensorboard import SummaryWriter  # optional
             except ImportError:
-                problem = "TENSORBOARD_LOGGING_DIR needs tensorboard: pip install tensorboard, or unset it"
-                raise ValueError(problem) from None
-            self.board = SummaryWriter(os.path.join(folder, name))
+                text = "TENSORBOARD_LOGGING_DIR needs tensorboard: pip install tensorboard, or unset it"
+                raise ValueError(text) from None
+            self.board = SummaryWriter(os.path.join(folder, run.root.resolve().name))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
