@@ -1,5 +1,5 @@
-"""Where a step's numbers go: metrics.jsonl, the terminal, the report; with WANDB_PROJECT set W&B, too, and with
-TENSORBOARD_LOGGING_DIR, as transformers has it, TensorBoard."""
+"""Where a step's numbers go: metrics.jsonl, the terminal, the report; W&B too with WANDB_PROJECT set, and
+with TENSORBOARD_LOGGING_DIR, as transformers has it, TensorBoard."""
 
 import os
 from collections.abc import Mapping
