@@ -79,7 +79,8 @@ class Experiment:
         hosts = {urlsplit(task.start_url).hostname for task in live}
         with SiteServer(sites_of(tasks)) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            pool = BrowserPool(config.browser, server.sites, sealed, trusted)
+            others = self.ranks.rank * self.ranks.share(config.browser.episodes)
+            pool = BrowserPool(config.browser, server.sites, sealed, trusted, others)
             async with (
                 pool if live else contextlib.nullcontext(),
                 self.sampler() as sampler,

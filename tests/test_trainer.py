@@ -1,10 +1,12 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
+import contextlib
 import itertools
 import os
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -344,7 +346,7 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, gro
         return plain(*given, **how)
 
     monkeypatch.setattr(prefix_tree, "pack", pack)
-    batches = trainer._batches(rows_of(groups))
+    batches = trainer._batches(trainer._share(rows_of(groups)))
     next(batches)
     deadline = time.monotonic() + 20
     while len(made) < 2 and time.monotonic() < deadline:
@@ -352,6 +354,33 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, gro
     time.sleep(0.1)
     assert made == [False, False]
     assert len(list(batches)) == len(made) - 1 > 2
+
+
+def test_the_next_updates_first_pass_is_prepared_while_this_one_is_made(new_trainer, groups, monkeypatch):
+    """Its screenshots would keep the GPU waiting in every update."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def thread(*_, **__):
+        def submit(prepare, part):
+            events.append("prepare")
+            return SimpleNamespace(result=lambda: prepare(part))
+
+        yield SimpleNamespace(submit=submit)
+
+    monkeypatch.setattr("minirl.trainer.ThreadPoolExecutor", thread)
+    trainer, noted = new_trainer(minibatch_turns=1, epochs=2), []
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: events.append("step"))
+    updates = int(learn(trainer, groups, 0, lambda: noted.append(events.count("step")))["updates"])
+    assert updates > 3 and noted == [updates // 2, updates]
+    assert events == ["prepare", *["prepare", "step"] * (updates - 1), "step"]
+
+
+@pytest.mark.parametrize("layout", ["tree", "per-turn"])
+def test_cudnn_makes_no_plan_for_every_new_length(tiny_folder, ranks, layout):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_trainer(tiny_folder, ranks, layout=layout)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def poisoned(groups: list[Group]) -> list[Group]:

@@ -65,6 +65,7 @@ class BrowserPool:
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
+    others: int = 0  # episodes of the ranks before this one, which begin with other addresses
     options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -77,7 +78,9 @@ class BrowserPool:
         self.guard = Guard(
             config.private, config.allow, config.deny, config.host_rate, self.sites, self.trusted
         )
-        self.slots = [BrowserSlot(address) for address in config.connect or [""] * config.browsers]
+        addresses = config.connect or ("",) * config.browsers
+        first = self.others % len(addresses)
+        self.slots = [BrowserSlot(address) for address in (*addresses[first:], *addresses[:first])]
 
     async def __aenter__(self) -> Self:
         """Start the first browser: an error that all of them have is better told now than per episode."""
