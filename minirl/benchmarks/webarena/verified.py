@@ -116,7 +116,7 @@ class VerifiedBenchmark(WebArenaBenchmark):
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the package's score, 0 or 1."""
-        await session.do(session.context.tracing.stop_har())
+        await session.do(session.context.tracing.stop_har(), VERDICT_SECONDS)
         return await verdict(self.folders[session.context], answer)
 
 
