@@ -15,7 +15,6 @@ D and E.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from minirl.console import progress, say
 from minirl.evaluation import failures, resume, tables
 from minirl.evaluation.results import RateRow
 from minirl.recipes import LIST, RECIPES
-from minirl.run_folder import Run
+from minirl.run_folder import Run, state_of
 from minirl.types import Stop, Task
 
 if TYPE_CHECKING:
@@ -95,14 +94,13 @@ def record(experiment: Experiment, label: str, score: RateRow, protocol: str) ->
     """Add the numbers, why episodes failed and the phrases of their turns to the folder and its report."""
     trajectories = experiment.run.load_trajectories(label)
     checkpoint = resume.subject_of(experiment.config)
-    state = Path(checkpoint) / "state.json"
     experiment.run.add_eval(
         label,
         success=score.success.rate,
         low=score.success.low,
         high=score.success.high,
         n=score.success.episodes,
-        step=json.loads(state.read_text()).get("step", 0) if state.is_file() else 0,
+        step=state_of(Path(checkpoint)).get("step", 0),
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
         blocked=sum(trajectory.stop is Stop.BLOCKED for trajectory in trajectories),
         checkpoint=checkpoint,

@@ -26,6 +26,7 @@ from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, ev
 from minirl.cli.offline import Replay
 from minirl.config import ACQUIRE_SECONDS, Config
 from minirl.console import progress, say
+from minirl.credit import assign_credit
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
 from minirl.rollout import Collected, RolloutWorker, TaskStream
@@ -57,6 +58,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         if config.shuffle_rewards:  # the control, which must learn nothing
             groups = shuffle_rewards(groups, step)
         groups = assign_advantages(groups, config.loss, config.reward.success)
+        groups = assign_credit(groups, config.loss)
 
         # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
         rows: list[TrajectoryRows] = make_rows(groups, config.loss)

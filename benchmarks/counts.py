@@ -83,8 +83,7 @@ class Level:
     def act_out(self, workers: int) -> None:
         config = BrowserConfig(browsers=1, episodes=workers, width=1280, height=720)
         work = replay_sites(self.worlds, config, self.tasks, has_pictures=True)
-        found, self.seconds["acting out"] = with_browsers(lambda: asyncio.run(work))
-        self.replays = list(found.values())
+        self.replays, self.seconds["acting out"] = with_browsers(lambda: asyncio.run(work))
 
 
 def with_browsers(work: Callable[[], Result]) -> tuple[Result, float]:
@@ -135,7 +134,7 @@ def main() -> None:
     share = len(kept) / len(total.replays)
     steps = mean(len(one.records) - 1 for one in kept)  # the last is the answer
     each = sum(total.seconds.values()) / len(kept)
-    distinct = len(one_of_each(list(zip(total.tasks, total.replays, strict=True)), 0))
+    distinct = len(one_of_each(total.replays, 0))
     counts = [len(machines), pages, states, actions, len(kept), distinct, f"{share:.1%}", f"{steps:.1f}"]
     table(
         "of, sites, pages, states, actions, trajectories, distinct, kept, mean steps, seconds, dollars each",

@@ -96,11 +96,11 @@ def main() -> None:
         config = BrowserConfig(browsers=1, episodes=flags.workers, width=1280, height=720)
         drawn, start = [task for some in tasks.values() for task in some[: flags.tasks]], time.perf_counter()
         outcomes = asyncio.run(replay_sites(worlds, config, drawn))
-        seconds, gui = time.perf_counter() - start, sum(len(one.records) for one in outcomes.values())
-        kept = [one for one in outcomes.values() if not one.reason]
-        for place, one in outcomes.items():
+        seconds, gui = time.perf_counter() - start, sum(len(one.records) for one in outcomes)
+        kept = [one for one in outcomes if not one.reason]
+        for one in outcomes:
             if one.reason:
-                print("dropped:", *place, one.reason)
+                print("dropped:", one.task.meta["world"], one.task.id, one.reason)
         answer |= {"acted_out": len(outcomes), "kept": round(len(kept) / len(outcomes), 4)}
         answer["seconds_a_gui_step"] = round(seconds / gui, 3)
     print(json.dumps(answer | {"paper": PAPER}))

@@ -1,15 +1,17 @@
-"""usage: python -m minirl demo [flags]: watch one episode on a generated site"""
+"""usage: python -m minirl demo [flags], to watch an episode, or compare RUN RUN ..., runs side by side"""
 
 from collections.abc import Sequence
 
-from minirl.cli import demo
+from minirl.cli import compare, demo
 from minirl.cli.command_line import run_main
+
+VERBS = {"demo": demo.run, "compare": compare.run}
 
 
 def run(argv: Sequence[str]) -> None:
-    if argv[:1] != ["demo"]:
+    if not argv or argv[0] not in VERBS:
         raise ValueError(__doc__)
-    demo.run(argv[1:])
+    VERBS[argv[0]](argv[1:])
 
 
 if __name__ == "__main__":

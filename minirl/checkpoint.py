@@ -26,6 +26,7 @@ from minirl.console import first_line, say
 from minirl.model import compute_dtype, load_model
 from minirl.run_folder import checkpoints
 from minirl.trainer import Trainer
+from minirl.types import Json
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -44,7 +45,7 @@ class Checkpoints:
         self.newest = ""  # the name of the one that was written or loaded last
         self.writing: tuple[Path, Any] | None = None  # with the future
 
-    def save(self, name: str, state: dict[str, Any]) -> None:
+    def save(self, name: str, state: Json) -> None:
         """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest two."""
         self.finish()
         part = self._export(name, state)
@@ -57,7 +58,7 @@ class Checkpoints:
         self.writing = part, future
         self.newest = name
 
-    def export(self, name: str, state: dict[str, Any]) -> None:
+    def export(self, name: str, state: Json) -> None:
         """Write a checkpoint to start from: no shards."""
         self.finish()
         self._complete(self._export(name, state))
@@ -73,7 +74,7 @@ class Checkpoints:
         if self.ranks.is_main:
             prune(self.folder)
 
-    def _export(self, name: str, state: dict[str, Any]) -> Path:
+    def _export(self, name: str, state: Json) -> Path:
         """Write the Hugging Face folder and the run's state; return its place, NAME.part."""
         trainer = self.trainer
         part = self.folder / f"{name}.part"
@@ -105,7 +106,7 @@ class Checkpoints:
             part.rename(path)
         self.ranks.barrier()
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, path: Path) -> Json:
         """Read weights and moments; return the run's state. If that fails, one of UNREADABLE on all ranks."""
         state = json.loads((path / "state.json").read_text())
         reader = dcp.HuggingFaceStorageReader(str(path / "shards"))
@@ -121,7 +122,7 @@ class Checkpoints:
         whole = StateDictOptions(full_state_dict=True)  # on every rank
         set_model_state_dict(target, source.state_dict(), options=whole)
 
-    def resume(self) -> dict[str, Any]:
+    def resume(self) -> Json:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
         paths = self.ranks.broadcast(checkpoints(self.folder))
         for n, path in reversed(list(enumerate(paths))):

@@ -140,7 +140,7 @@ class RewardConfig:
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
-    without a success then teach their best failure (docs/results.md, seed 1)."""
+    without a success then teach their best failure (docs/log.md, seed 1)."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
+    credit: Literal["trajectory", "return-to-go", "gigpo"] = "trajectory"  # of single turns: minirl/credit.py
     clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
     dual_clip: Annotated[float, Gt(1)] | None = None
     """Bound the loss of a token at this many times its advantage where that is negative; None: do not."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from minirl.config import AgentConfig
 from minirl.console import first_line
-from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
+from minirl.types import Agent, Feedback, Ids, Message, Observation, Prompt, Tokenizer
 
 if TYPE_CHECKING:
     from minirl.model import Preprocessor
@@ -91,12 +91,12 @@ class UserMessage(NamedTuple):
 class Step:
     """One user message and, once sampled, its response; all ids but the image."""
 
-    head: tuple[int, ...]  # what stays for good: task or feedback, tabs and URL
-    ephemeral: tuple[int, ...]  # the screenshot or the page's HTML, of the newest steps only
-    tail: tuple[int, ...]  # the closing of the user's message, the assistant's opening
+    head: Ids  # what stays for good: task or feedback, tabs and URL
+    ephemeral: Ids  # the screenshot or the page's HTML, of the newest steps only
+    tail: Ids  # the closing of the user's message, the assistant's opening
     image: bytes | None
     message: UserMessage
-    response: tuple[int, ...] = ()  # the ids that were sampled, verbatim
+    response: Ids = ()  # the ids that were sampled, verbatim
     answer: str = ""  # the response as text
 
 
@@ -124,7 +124,7 @@ class Context:
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the prefix
 
-    def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
+    def observe(self, observation: Observation, feedback: Feedback = ()) -> Prompt:
         """Open the next step with an observation and the feedback on the last calls; return its prompt."""
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
@@ -132,7 +132,7 @@ class Context:
         # The newest head stays where it is, so with one step in the suffix it can be in the prefix already.
         if self.keep == 1:
             self.prefix += self.recent[0].head
-        suffix: list[int] = []
+        suffix = []
         for step in self.recent:
             if self.keep > 1:
                 suffix += step.head
@@ -159,7 +159,7 @@ class Context:
                 messages.append(("assistant", (answer,)))
         return tuple(messages)
 
-    def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
+    def respond(self, response_ids: Ids, answer: str = "") -> None:
         """Keep the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
         assert not self.recent[-1].response, "respond() once per observe()"
         self.recent[-1] = replace(self.recent[-1], response=tuple(response_ids), answer=answer)
@@ -171,7 +171,7 @@ class Context:
         self.prefix += self._ids(step.message.placeholder) + step.tail + self._kept(step) + self.close
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
-    def _kept(self, step: Step) -> tuple[int, ...]:
+    def _kept(self, step: Step) -> Ids:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
         Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too. One that
         was cut off gets the end token that it lacks."""
@@ -186,7 +186,7 @@ class Context:
         start, end = think_ends(self.preprocessor.tokenizer, response)
         return response[start if self.chat.opens_think else end :]
 
-    def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
+    def _step(self, observation: Observation, feedback: Feedback) -> Step:
         page = self.escape(observation.page_text)
         if self.chat.max_chars:
             history = sum(
@@ -208,11 +208,11 @@ class Context:
             message=message,
         )
 
-    def _ids(self, *parts: str | bytes) -> tuple[int, ...]:
+    def _ids(self, *parts: str | bytes) -> Ids:
         return ids_with_pictures(parts, self.preprocessor)
 
 
-def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> tuple[int, ...]:
+def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> Ids:
     """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes pads between
     the vision tokens; the texts before it are tokenised in one piece."""
     ids, text = [], ""
@@ -241,7 +241,7 @@ def escape_control_tokens(text: str, control: re.Pattern[str]) -> str:
     return control.sub(lambda token: token[0][0] + " " + token[0][1:], text)
 
 
-def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
+def think_ends(tokenizer: Tokenizer, ids: Ids) -> tuple[int, int]:
     """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
     without it."""
     if THINK_END not in tokenizer.decode(ids):

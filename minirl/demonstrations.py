@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minirl.episode import Harness, conversation
 from minirl.run_folder import Run
-from minirl.types import Observation, Trajectory
+from minirl.types import Feedback, Observation, Trajectory
 
 
 def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
@@ -43,7 +43,7 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
     """Return the trajectory with the ids that our model would have read and said."""
     preprocessor, agent = harness.preprocessor, harness.agent
     context = conversation(agent, harness.config.agent, preprocessor, trajectory.task)
-    feedback: tuple[str, ...] = ()
+    feedback: Feedback = ()
     turns = []
     for turn in trajectory.turns:
         screenshot = harness.images.get(turn.images[-1]) if turn.images else None

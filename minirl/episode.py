@@ -31,6 +31,7 @@ from minirl.types import (
     Benchmark,
     BrowserFault,
     Browsers,
+    Feedback,
     Observation,
     Parsed,
     PolicyFn,
@@ -165,7 +166,7 @@ class Episode:
         """Take turns until the episode stops."""
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         preprocessor = self.harness.preprocessor
-        observation, feedback = await agent.observe(session), ()
+        observation, feedback = await self._observe(session), ()
         for t in range(self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(preprocessor.images.prepare, observation.image)
@@ -199,6 +200,7 @@ class Episode:
                 observation=observation.text,
                 page_text=observation.page_text,
                 url=observation.url,
+                state=observation.state,
                 finish=sample.finish,
                 version=sample.version,
                 counted=sample.counted,
@@ -207,7 +209,7 @@ class Episode:
             stop = self._stop_after_turn()
             if not parsed.error:  # an unreadable response has not changed the page
                 try:
-                    observation = await agent.observe(session)
+                    observation = await self._observe(session)
                 except (BrowserFault, PlaywrightError, ToolFailure):
                     if stop is not Stop.DONE:
                         raise
@@ -221,7 +223,14 @@ class Episode:
                 break
         self.final_image = images.put(observation.image) if observation.image else ""
 
-    async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
+    async def _observe(self, session: Session) -> Observation:
+        """Return what the agent sees, with the page's state if credit is given by states."""
+        observation = await self.harness.agent.observe(session)
+        if self.harness.config.loss.credit == "gigpo":
+            observation = replace(observation, state=await self.benchmark.state(session))
+        return observation
+
+    async def _act(self, session: Session, parsed: Parsed) -> Feedback:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
         if parsed.error:
             return (parsed.error,)

@@ -173,14 +173,12 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
-    if config.agent.kind == "visual" and preprocessor and preprocessor.images is None:
+    images = preprocessor.images if preprocessor else None
+    if preprocessor and images is None and config.agent.kind != "text":
         raise ValueError("this model can't see; use a vision-language model, or a text recipe as tiny-text")
     if config.agent.kind == "autowebworld":
-        if preprocessor is None or preprocessor.images is None:
-            raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
-        resized = preprocessor.images.resized
-        if config.sampler.kind == "remote" and config.sampler.points == "picture":
-            resized = as_it_is
+        in_screenshot = config.sampler.kind == "remote" and config.sampler.points == "picture"
+        resized = as_it_is if in_screenshot or images is None else images.resized
         return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
         return OpenWebRLAgent(config.agent)

@@ -51,11 +51,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
 def episode_means(valid: Sequence[Trajectory]) -> dict[str, float]:
     """Return means over episodes: of success, reward, and lengths in tokens and turns."""
     rewards = [t.reward for t in valid]
-    tokens = []
-    for t in valid:
-        # the last prompt and response hold the whole episode
-        last = t.turns[-1]
-        tokens.append(last.shared + len(last.suffix) + len(last.response_ids))
+    tokens = [t.turns[-1].context_tokens for t in valid]
     return {
         "success": mean(t.success for t in valid),
         **judge_metrics(valid),

@@ -56,7 +56,6 @@ def tiny() -> Config:
         browser=BrowserConfig(
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
         ),
-        sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 4, 6)),
         optim=OptimConfig(lr=2e-4, decay=True),
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=4096),

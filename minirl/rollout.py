@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from minirl.advantages import is_effective, make_group
+from minirl.bill import billed
 from minirl.console import say
 from minirl.distributed import Ranks, TaskQueue
 from minirl.episode import Episode, Harness
@@ -40,7 +41,6 @@ from minirl.types import (
     Session,
     Task,
     Trajectory,
-    billed,
 )
 
 MAX_OVERSAMPLE = 6  # a step gives up after this many times the groups that it wants

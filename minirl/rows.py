@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from minirl.config import LossConfig
 from minirl.console import say
 from minirl.loss import turn_weights
 from minirl.model import Encoded, Preprocessor, encode, padded_inputs
-from minirl.types import Group, ImageStore, Trajectory
+from minirl.types import Group, ImageStore, Json, Trajectory
 
 BLANK = "blank"  # names BLANK_PNG, which is in no store: for rows that must show a picture and have none
 BLANK_PNG = io.BytesIO()
@@ -91,12 +91,13 @@ def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
         if not turn.trained:
             continue
         prompt = trajectory.prompt_ids(t)
+        turn_advantage = advantage if turn.advantage is None else turn.advantage
         row = Row(
             ids=prompt + turn.response_ids,
             start=len(prompt),
             images=turn.images,
             old=turn.logprobs,
-            advantage=advantage,
+            advantage=turn_advantage,
             shared=turn.shared,
             weights=(1.0,) * len(turn.response_ids),
         )
@@ -209,7 +210,7 @@ class Batch:
     """One forward pass: the model's inputs, and for each response token the numbers for its loss."""
 
     rows: Sequence[Row]
-    inputs: dict[str, Any]
+    inputs: Json
     sources_N: Tensor  # the flat positions that predict the tokens
     targets_N: Tensor  # the tokens
     old_N: Tensor
@@ -241,7 +242,7 @@ def collate(rows: list[Row], preprocessor: Preprocessor, images: ImageStore, dev
 
 
 def with_targets(
-    inputs: dict[str, Any], rows: Sequence[Row], sources: Sequence[np.ndarray], device: torch.device
+    inputs: Json, rows: Sequence[Row], sources: Sequence[np.ndarray], device: torch.device
 ) -> Batch:
     """Return a batch of a layout's inputs and, per row, the places that predict its response tokens."""
 

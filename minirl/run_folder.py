@@ -34,7 +34,7 @@ from filelock import FileLock
 from pydantic import TypeAdapter
 
 from minirl.console import without_passwords
-from minirl.types import Group, Task, Trajectory
+from minirl.types import Fields, Group, Json, Task, Trajectory
 
 T = TypeVar("T")
 TRAJECTORY = TypeAdapter(Trajectory)
@@ -53,11 +53,11 @@ def write_atomic(path: Path, content: bytes) -> None:
     temporary.rename(path)
 
 
-def to_line(record: Mapping[str, Any]) -> bytes:
+def to_line(record: Fields) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def write_lines(path: Path, records: Iterable[Fields]) -> None:
     """Write a file of JSON lines, whole or not at all."""
     write_atomic(path, b"".join(to_line(record) for record in records))
 
@@ -66,7 +66,7 @@ def save_tasks(path: Path, tasks: Iterable[Task]) -> None:
     write_lines(path, [asdict(task) for task in tasks])
 
 
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
+def append_line(path: Path, record: Fields) -> None:
     """Append one line in one write. Several ranks may append to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
@@ -97,7 +97,7 @@ def read_records(path: Path, kind: type[T]) -> list[T]:
     return records
 
 
-def to_record(trajectory: Trajectory) -> dict[str, Any]:
+def to_record(trajectory: Trajectory) -> Json:
     """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one, but for
     the password in an address."""
     record = TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
@@ -169,13 +169,13 @@ class Run:
         """Return the label of an RL step: "step_00012"."""
         return f"step_{step:05d}"
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
+    def write_config(self, config: Fields) -> None:
         """Write the settings, as `config.to_json` gives them."""
         if self.records:
             text = json.dumps(config, indent=2)
             write_atomic(self.root / "config.json", text.encode() + b"\n")
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """Return the settings that are saved, or nothing. ValueError if they are none."""
         path = self.root / "config.json"
         return read_as(path.read_bytes(), SETTINGS, f"{path} can't be used") if path.exists() else {}
@@ -194,7 +194,7 @@ class Run:
         if self.records:
             append_line(self.root / "metrics.jsonl", {"step": step, **finite})
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Json]:
         return read_records(self.root / "metrics.jsonl", dict)
 
     def add_eval(self, label: str, **row: Any) -> None:
@@ -204,7 +204,7 @@ class Run:
             others = [earlier for earlier in self.evals() if earlier["label"] != label]
             write_lines(self.root / "evals.jsonl", [*others, {"label": label, **row}])
 
-    def evals(self) -> list[dict[str, Any]]:
+    def evals(self) -> list[Json]:
         return read_records(self.root / "evals.jsonl", dict)
 
     def trajectory_path(self, label: str) -> Path:
@@ -241,10 +241,9 @@ class Run:
         """Return the labels of the dumped RL steps, in their order."""
         return [label for label in self.labels() if STEP_LABEL.fullmatch(label)]
 
-    def best(self) -> dict[str, Any]:
+    def best(self) -> Json:
         """Return the `step` and the `success` of the best weights so far, or nothing."""
-        path = self.checkpoint_dir / "best" / "state.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return state_of(self.checkpoint_dir / "best")
 
     def truncate_after(self, step: int) -> None:
         """Forget metrics, evaluations, dumps and best weights of steps after `step`, so that a resumed run
@@ -285,7 +284,13 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def state_of(checkpoint: Path) -> Json:
+    """Return what a checkpoint remembers of its run, or nothing."""
+    path = checkpoint / "state.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def flatten(settings: Fields, prefix: str = "") -> Json:
     """Return nested settings as one level: {"loss": {"kl": 0.1}} is {"loss.kl": 0.1}."""
     flat = {}
     for name, value in settings.items():
@@ -296,7 +301,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differences(old: Fields, new: Fields) -> list[str]:
     """Return the names of the settings of `new` that `old` has otherwise or lacks."""
     before = flatten(old)
     return [name for name, value in flatten(new).items() if before.get(name) != value]

@@ -6,9 +6,8 @@ Records are frozen; later stages derive new ones (`dataclasses.replace`). Token 
 records can be compared, dumped and read back.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
     from minirl.context import ChatFormat, UserMessage
     from minirl.distributed import Ranks
     from minirl.episode import Harness
+
+
+Ids = tuple[int, ...]  # of tokens
+Json = dict[str, Any]  # an object of JSON
+Fields = Mapping[str, Any]  # values by name, to be read alone
+Feedback = tuple[str, ...]  # what an agent is told: a line for each of its calls
+Point = tuple[float, float]  # x and y in the page's pixels
 
 
 class Stop(Enum):
@@ -63,8 +69,8 @@ class Task:
     id: str
     instruction: str
     start_url: str
-    goal: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)  # benchmark, site, difficulty, ...
+    goal: Fields = field(default_factory=dict)
+    meta: Fields = field(default_factory=dict)  # benchmark, site, difficulty, ...
 
     @property
     def site(self) -> str:
@@ -77,7 +83,7 @@ class Call:
     """One tool call as parsed: `Call("click", {"point_2d": [500, 120]})`, coordinates 0-1000."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class Observation:
     image: bytes | None = None
     page_text: str = ""
     url: str = ""
+    state: str = ""  # of the page, as its benchmark names it, if credit is given by states
 
 
 Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
@@ -113,7 +120,7 @@ class Prompt:
     ((1, 2, 3), (9, 9, 4))
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     shared: int
     images: tuple[bytes, ...] = ()
     messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
@@ -145,7 +152,7 @@ class Sample:
     """What the sampler returns for one request. `logprobs[i]` is that of `ids[i]` under the distribution that
     was sampled (temperature and suppressed tokens applied). The end token is in `ids` if it was sampled."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     logprobs: tuple[float, ...]
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
@@ -167,21 +174,28 @@ class Turn:
     """
 
     shared: int
-    suffix: tuple[int, ...]
-    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no suffix either
+    suffix: Ids
+    response_ids: Ids  # none if a served model wrote it, and then there is no suffix either
     logprobs: tuple[float, ...]
     text: str  # the decoded response; where there are ids, never tokenised again for reinforcement
     images: tuple[str, ...] = ()  # the prompt's, by content hash
     parsed: Parsed = field(default_factory=Parsed)
-    feedback: tuple[str, ...] = ()  # one line per call
+    feedback: Feedback = ()  # one line per call
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
+    state: str = ""  # as in Observation
+    advantage: float | None = None  # its own, if turns do not share their trajectory's
     finish: str = "stop"  # these three as in Sample
     version: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
     trained: bool = True  # False: history of a public record, which is shown but not trained on
+
+    @property
+    def context_tokens(self) -> int:
+        """Return the ids of prompt and response: of the last turn, of the whole conversation."""
+        return self.shared + len(self.suffix) + len(self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -198,7 +212,7 @@ class Score:
     """The value that a task's own rules give a finished episode."""
 
     value: float | None  # 0 to 1; None: they can't tell, and the episode must not count
-    details: Mapping[str, Any] = field(default_factory=dict)  # the evidence, for people and reports
+    details: Fields = field(default_factory=dict)  # the evidence, for people and reports
 
 
 @dataclass(frozen=True)
@@ -207,14 +221,14 @@ class Trajectory:
 
     task: Task
     member: int  # which of the group's G episodes this is
-    prefix: tuple[int, ...] = ()
+    prefix: Ids = ()
     turns: tuple[Turn, ...] = ()
     stop: Stop = Stop.DONE
     answer: str = ""
     success: bool = False
     reward: float = 0.0
     error: str = ""  # the reason behind an invalid ending, with the traceback's last line
-    final_state: Mapping[str, Any] = field(default_factory=dict)  # the score's details
+    final_state: Fields = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
     blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
@@ -231,7 +245,7 @@ class Trajectory:
     def response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
-    def prompt_ids(self, t: int) -> tuple[int, ...]:
+    def prompt_ids(self, t: int) -> Ids:
         """Return the ids that turn `t` was sampled from."""
         return self.prefix[: self.turns[t].shared] + self.turns[t].suffix
 
@@ -265,26 +279,6 @@ class RunEnds(ValueError):
     episode that raises it ends the run there."""
 
 
-_BILL: ContextVar[list[float] | None] = ContextVar("bill", default=None)
-
-
-@contextmanager
-def billed() -> Iterator[list[float]]:
-    """Collect the dollars that served models charge while the block runs, tasks it starts included."""
-    bill: list[float] = []
-    token = _BILL.set(bill)
-    try:
-        yield bill
-    finally:
-        _BILL.reset(token)
-
-
-def charge(dollars: float) -> None:
-    """Add a served model's price to the bill of the enclosing `billed()` block, if there is one."""
-    if (bill := _BILL.get()) is not None:
-        bill.append(dollars)
-
-
 Tokenizer = Any  # a transformers tokenizer, whose own annotations leave its answers' types open
 Judge = Callable[[Trajectory], Awaitable[Verdict]]  # minirl/judges/; a failure has success None
 
@@ -303,9 +297,6 @@ class Sampler(Protocol):
     def sleep(self) -> None: ...  # free the memory that an update needs, until `sync`
     def sync(self, weights: Iterable[tuple[str, "Tensor"]]) -> None: ...  # by Hugging Face name
     def close(self) -> None: ...
-
-
-Point = tuple[float, float]  # x and y in the page's pixels
 
 
 class Session(Protocol):
@@ -373,13 +364,13 @@ class Agent(Protocol):
 
     # the n-th message to the model; the feedback is on the last turn
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> "UserMessage": ...
     async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
     def history(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
+    def visible_feedback(self, parsed: Parsed, feedback: Feedback) -> Feedback: ...
 
 
 class Benchmark(Protocol):
@@ -395,3 +386,4 @@ class Benchmark(Protocol):
     def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]: ...
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer
+    async def state(self, session: Session) -> str: ...  # a name for the page's; "": its looks must do

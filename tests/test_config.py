@@ -38,7 +38,7 @@ FLAGS = """
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.success
 --reward.format-error --reward.partial
---loss.method --loss.weighting --loss.clip-high --loss.dual-clip --loss.kl --loss.std-eps
+--loss.method --loss.weighting --loss.credit --loss.clip-high --loss.dual-clip --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout

@@ -11,7 +11,7 @@ import pytest
 import tyro
 
 from examples.publish import __main__ as publish
-from minirl.cli import demo
+from minirl.cli import compare, demo
 from minirl.cli.command_line import check, from_command_line, read_flags, recipe_name
 from minirl.config import Config
 from minirl.data import __main__ as data
@@ -79,7 +79,8 @@ def test_a_scripts_command_becomes_its_configuration(command, place, eval_script
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("-m minirl ")])
 def test_a_verb_of_minirl_is_understood(command):
     _, _, verb, *flags = shlex.split(command)
-    assert verb == "demo" and isinstance(tyro.cli(demo.Options, args=flags), demo.Options)
+    options = {"demo": demo.Options, "compare": compare.Options}[verb]
+    assert isinstance(tyro.cli(options, args=flags), options)
 
 
 @pytest.mark.more  # the verbs have tests of their own in tests/worlds

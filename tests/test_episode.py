@@ -497,6 +497,7 @@ async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
 async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preprocessor, tmp_path, screenshots):
     """An episode on the shop, from the sampler's answers through the run folder to a training batch."""
     config = replace(CONFIG, agent=replace(CONFIG.agent, screenshots=screenshots))
+    config = replace(config, loss=replace(config.loss, credit="gigpo"))
     script = Script(
         preprocessor,
         "no call, but an old-fashioned fi\u00adgure: \U0001f6cb </think>",
@@ -511,6 +512,9 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preproces
             t = await episode(worker, TASK)
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
     assert t.final_state == {"page": PAGES[0], "signature": {"product": "sable", "category": None}}
+    before, same, clicked, waited = (turn.state for turn in t.turns)
+    assert before == same != clicked == waited, "neither an unreadable response nor waiting changes it"
+    assert clicked == f'{PAGES[0]} {{"category":null,"product":"sable"}}'
 
     for turn in t.turns:  # otherwise this test could not tell kept ids from ids made anew
         assert turn.response_ids != tuple(preprocessor.tokenizer(turn.text)["input_ids"])

@@ -13,14 +13,10 @@ from minirl.benchmarks.recorded import read_history
 from minirl.judges.parsers import read_verdict
 from minirl.worlds.authoring import WRITTEN
 
-MAX_GROWTH = 8.0  # from n to 4n repeats: linear is 4, quadratic is 16
-LOOKS = (
-    (400, 1),
-    (400, 3),
-    (1200, 3),
-    (1200, 5),
-    (400, 15),
-)  # repeats and attempts; a busy machine is looked at again
+MAX_GROWTH = (
+    64.0  # from n to 16n repeats: linear is 16, three times that where a cache overflows; quadratic is 256
+)
+LOOKS = ((128, 1), (128, 3), (400, 3), (400, 5))  # repeats and attempts; a busy machine is looked at again
 BEGINNINGS = ["", "the verdict", "so</think>", "<answer>do(", "Step 1: <think>"]
 WORDS = ["the ", "not ", "verdict:", " ", "success\n", "status: ", ". status: ", "- ", "1. ", "\n", "{", "}"]
 WORDS += ['"', "'", "<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "<verdict>", "*", "a+"]
@@ -54,7 +50,7 @@ def seconds(read: Callable[[str], Any], text: str, attempts: int) -> float:
 def is_linear(read: Callable[[str], Any], beginning: str, word: str) -> bool:
     for repeats, attempts in LOOKS:
         short = seconds(read, beginning + word * repeats, attempts)
-        long = seconds(read, beginning + word * 4 * repeats, attempts)
+        long = seconds(read, beginning + word * 16 * repeats, attempts)
         if long / short < MAX_GROWTH:
             return True
     return False

@@ -12,6 +12,7 @@ from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.render import SiteServer
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import in_json
+from minirl.worlds.widgets import gui_steps
 
 
 def last_state(world: World, steps: Sequence[Step]) -> State:
@@ -26,6 +27,14 @@ def walk(world: World, steps: Sequence[Step], name: str = "walk") -> Task:
     meta = {"world": world.name, "solution": in_json(steps)}
     goal = {"page": last_state(world, steps).page}
     return Task(name, "", f"http://{world.name}.test/", goal, meta)
+
+
+def operations(world: World, steps: Sequence[Step]) -> list[str]:
+    """The names of all that mouse and keyboard do on a path."""
+    names = []
+    for n, step in enumerate(steps):
+        names += [gui["op"] for gui in gui_steps(world, last_state(world, steps[:n]), step)]
+    return names
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:

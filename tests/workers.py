@@ -47,6 +47,9 @@ class Scored:
     def session(self, harness: Any, task: Task) -> Any:
         return harness.browsers.session()
 
+    async def state(self, session: Any) -> str:
+        return ""
+
     async def prepare(self, session: Any, task: Task) -> None:
         self.prepared.append(task.id)
 

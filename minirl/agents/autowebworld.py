@@ -16,22 +16,19 @@ stay, of the screenshots the newest). Deviations:
 
 import ast
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import resources
-from typing import Any
 
 from minirl.agents import openwebrl_actions as tools
 from minirl.agents.webagent_r1 import syntax_tree
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
-from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
+from minirl.package_files import table_of, text_of
+from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
-FILES = resources.files("minirl.agents")
-PROMPT = FILES.joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
+PROMPT = text_of("agents/prompts/autowebworld.md").rstrip("\n")
 POINTS = ("coordinate", "from", "to")  # arguments that are points; the others are texts
-TABLES = tomllib.loads(FILES.joinpath("autowebworld.toml").read_text("utf-8"))
+TABLES = table_of("agents/autowebworld.toml")
 TOOLS = TABLES["tools"]
 UI_TARS = TABLES["ui_tars"]
 ACTIONS = {name: tuple(tool["arguments"]) for name, tool in TOOLS.items()}  # and what each takes
@@ -62,7 +59,7 @@ def parse(text: str) -> Parsed:
         return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}")
 
 
-def read_call(given: Mapping[str, Any]) -> Call:
+def read_call(given: Fields) -> Call:
     """Return an action's dictionary as a call. ValueError with the fault."""
     name = str(given.get("action"))
     if name not in ACTIONS:
@@ -85,7 +82,7 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
     action = _literal(source)
     name = str(action["action"])
     known = UI_TARS.get(name, {"action": name, "arguments": {}})
-    given: dict[str, Any] = {"action": known["action"], "text": ""}
+    given: Json = {"action": known["action"], "text": ""}
     for their_key, key in known["arguments"].items():
         if their_key not in action:
             continue
@@ -104,7 +101,7 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
     return (call,)
 
 
-def _literal(source: str) -> dict[str, Any]:
+def _literal(source: str) -> Json:
     """Return the dictionary that a Python literal, or JSON, spells out. Words without quotation marks are
     read as texts, as in the paper's list; nothing is evaluated."""
     with suppress(ValueError, TypeError, RecursionError, MemoryError):
@@ -120,7 +117,7 @@ def _literal(source: str) -> dict[str, Any]:
     raise ValueError("it can't be read; write it like {'action': 'press_enter'}")
 
 
-def action_of(goal: Mapping[str, Any]) -> dict[str, Any] | None:
+def action_of(goal: Fields) -> Json | None:
     """Return the action that does what a recorded step tells, its points the middles of the boxes; None where
     the record lacks something, as the released ones do texts.
 
@@ -140,7 +137,7 @@ def action_of(goal: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: known[name] for name in names}
 
 
-def spell(thought: str, action: Mapping[str, Any]) -> str:
+def spell(thought: str, action: Fields) -> str:
     return f"<think>{thought}</think><action>{dict(action)}</action>"
 
 
@@ -164,7 +161,7 @@ class AutoWebWorldAgent:
         return Observation("", image=await session.screenshot(), url=tabs[active][0])
 
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> UserMessage:
         opening = f"Task: {instruction}\n\n" if n == 0 else ""
         lines = "".join(line + "\n" for line in feedback)
@@ -179,7 +176,7 @@ class AutoWebWorldAgent:
         1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
         picture_width, picture_height = self.resized(width, height)
         tool = TOOLS[call.name]
-        arguments: dict[str, Any] = {}
+        arguments = {}
         for name, value in call.arguments.items():
             if name in POINTS:
                 x, y = value
@@ -191,7 +188,7 @@ class AutoWebWorldAgent:
             arguments["keys"] = [call.arguments.get("value", "Enter")]
         return Call(tool["tool"], arguments)
 
-    def say(self, thought: str, action: Mapping[str, Any], size: Sequence[int]) -> str:
+    def say(self, thought: str, action: Fields, size: Sequence[int]) -> str:
         """Return the response that takes an action whose points are pixels of a screenshot of this size."""
         width, height = self.resized(*size)
         scaled = dict(action)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from minirl.browser.page_scripts import PageAnswer, looks_the_same
 from minirl.console import without_passwords
-from minirl.types import Session, ToolFailure
+from minirl.types import Point, Session, ToolFailure
 
 FEEDBACK_CHARS = 512  # of a line
 
@@ -28,7 +28,7 @@ def shorten(text: str) -> str:
 
 @asynccontextmanager
 async def watched(
-    session: Session, point: tuple[float, float] | None = None, quiet: bool = False, is_click: bool = False
+    session: Session, point: Point | None = None, quiet: bool = False, is_click: bool = False
 ) -> AsyncIterator[SimpleNamespace]:
     """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
     the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are

@@ -16,7 +16,7 @@ Deviations:
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS, shorten
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
-from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
+from minirl.package_files import text_of
+from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
-PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
+PROMPT = text_of("agents/prompts/openwebrl.md").rstrip("\n")
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
@@ -53,7 +54,7 @@ class Arguments(BaseModel):
 # What every tool takes, by its name, as the signature of its function says
 TOOLS: dict[str, type[Arguments]] = {}
 for _name, _function in TOOL_FUNCTIONS.items():
-    _fields: dict[str, Any] = {}
+    _fields: Json = {}
     _, *_parameters = inspect.signature(_function, eval_str=True).parameters.values()
     for _parameter in _parameters:
         _default = ... if _parameter.default is _parameter.empty else _parameter.default
@@ -61,7 +62,7 @@ for _name, _function in TOOL_FUNCTIONS.items():
     TOOLS[_name] = create_model(_name, __base__=Arguments, **_fields)
 
 
-def schemas() -> list[dict[str, Any]]:
+def schemas() -> list[Json]:
     """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
     for name, model in TOOLS.items():
@@ -168,7 +169,7 @@ async def act(session: Session, call: Call) -> str:
     return await openwebrl_actions.act(session, checked(call))
 
 
-def in_code_names(given: Mapping[str, Any]) -> dict[str, Any]:
+def in_code_names(given: Fields) -> Json:
     """Return arguments without those that are null, and with the paper's names (x, y) replaced by the
     released code's (point_2d)."""
     out = {}
@@ -197,7 +198,7 @@ class OpenWebRLAgent:
         self.system = system_prompt(config.brief, config.prompt)
 
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> UserMessage:
         if n == 0:
             head = f"<user_request>\n{instruction}\n</user_request>\n\n"
@@ -212,5 +213,5 @@ class OpenWebRLAgent:
     def history(self, task: Task) -> Sequence[str]:
         return ()
 
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+    def visible_feedback(self, parsed: Parsed, feedback: Feedback) -> Feedback:
         return feedback if self.config.feedback or parsed.error else ()  # errors even in the ablation

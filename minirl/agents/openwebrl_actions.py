@@ -17,10 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tomllib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from importlib import resources
 from typing import Annotated, Any
 
 from annotated_types import Predicate
@@ -29,7 +27,8 @@ from pydantic_core import from_json
 
 from minirl.agents.feedback import shorten, watched
 from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
-from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
+from minirl.package_files import table_of
+from minirl.types import Call, Feedback, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 VALUE_CHARS = 100  # of a field's value in a line of feedback,
@@ -68,7 +67,7 @@ Point = Annotated[
 ]
 Keys = Annotated[list[str], BeforeValidator(_as_list)]
 
-TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
+TABLES = table_of("agents/openwebrl.toml")
 DIRECTIONS = TABLES["directions"]
 WRITTEN_WHOLE = TABLES["written_whole"]
 ALIASES: dict[str, str] = {}
@@ -116,7 +115,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     raise ToolFailure(shorten(" ".join(lines)).removesuffix("."))
 
 
-def visible_feedback(agent: Any, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+def visible_feedback(agent: Any, parsed: Parsed, feedback: Feedback) -> Feedback:
     """Be an agent's method: return all lines, or in the ablation those on what failed."""
     if agent.config.feedback or parsed.error:
         return feedback

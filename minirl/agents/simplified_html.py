@@ -15,15 +15,15 @@ Paper: section 2.1; the format is that of its released code, element for element
 8. Frames have numbers in framesets, too, and after a frame of the page's own site stands its content.
 """
 
-from importlib import resources
 from typing import Any
 
 import lxml.etree
 import lxml.html
 
-from minirl.types import Session, ToolFailure
+from minirl.package_files import text_of
+from minirl.types import Point, Session, ToolFailure
 
-SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
+SCRIPT = text_of("agents/simplified_html.js")
 MAX_CHARS = 500  # of a text or an attribute
 MAX_PAGE_CHARS = 20_000_000  # of an annotated page
 # The attributes that are shown, in this order
@@ -43,7 +43,7 @@ async def observe(session: Session) -> str:
     return simplify(page, session.width, session.height)
 
 
-async def locate(session: Session, number: int) -> tuple[float, float]:
+async def locate(session: Session, number: int) -> Point:
     """Scroll to a numbered element; return where a click reaches it, in CSS pixels. Raises ToolFailure."""
     match await ask(session, "locate", number):
         case {"point": [float() | int() as x, float() | int() as y]}:
@@ -79,8 +79,8 @@ def simplify(annotated_html: str, width: int = 1280, height: int = 720) -> str:
     lxml.etree.strip_elements(root, lxml.etree.Comment, "script", "style", with_tail=False)
 
     # Not recursive, since a page may be nested deeper than calls may
-    pieces: list[str] = []
-    path: list[_OpenElement] = []
+    pieces = []
+    path = []
     for event, element in lxml.etree.iterwalk(root, events=("start", "end")):
         if event == "start":
             in_list = bool(path) and path[-1].in_list

@@ -14,7 +14,6 @@ section 2.1 and appendix A. Deviations from the released code:
 
 import ast
 import re
-import tomllib
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,15 +26,25 @@ from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
-from minirl.types import Call, Observation, PageHangs, Parsed, Session, Task, ToolFailure
+from minirl.package_files import table_of, text_of
+from minirl.types import (
+    Call,
+    Feedback,
+    Observation,
+    PageHangs,
+    Parsed,
+    Point,
+    Session,
+    Task,
+    ToolFailure,
+)
 
-FILES = Path(__file__).parent
-TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
+TABLES = table_of("agents/webagent_r1.toml")
 ACTIONS = TABLES["actions"]
 FUNCTIONS = TABLES["functions"]
 WEBRL = ChatFormat(**TABLES["webrl"])
 WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
-PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
+PROMPT = text_of("agents/prompts/webagent_r1.md")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 MAX_CALL_CHARS = 20_000
 MAX_STARTS = 10  # of calls in an answer that are tried, the last ones
@@ -114,7 +123,7 @@ def _action(given: dict[str, str]) -> Call:
         return Call(action.lower().replace(" ", "_"))
     if action not in ACTIONS:
         raise ValueError(f"there is no action {action!r}; the actions are {', '.join(ACTIONS)}")
-    arguments: dict[str, Any] = {}
+    arguments = {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")
@@ -188,7 +197,7 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
     return f"`{action}` executed."
 
 
-async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
+async def _on_element(session: Session, action: str, point: Point, argument: str) -> str:
     if action == "Select Dropdown Option":
         # A list that a script has drawn is opened by a click instead, and its entries have ids then
         problem = await simplified_html.ask(session, "focusList", *point)
@@ -234,7 +243,7 @@ class WebAgentR1Agent:
         self.message_format = WEBRL if self.is_webrl else None  # None: the model's own chat template
 
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> UserMessage:
         opening = f"Task Instruction: {instruction}\n\n" if n == 0 else ""
         lines = "".join(line + "\n\n" for line in feedback)

@@ -9,19 +9,18 @@ metadata: intent or task, start_url, task_id       OpenWebRL's own form for trai
 """
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AliasChoices, ConfigDict, Field
 
 from minirl.benchmarks.fields import Addresses, Identifier, Level, Record, Text, Websites, read
-from minirl.types import Task
+from minirl.types import Fields, Task
 
 DEEPSHOP_FIELDS = {"difficulty", "category", "attribute", "filter", "sort"}
 
 
-def benchmark_task(record: Mapping[str, Any]) -> Task:
+def benchmark_task(record: Fields) -> Task:
     """Return the task in a benchmark's record. ValueError names the wrong field."""
     if "confirmed_task" in record or "task_description" in record:
         return read(OnlineMind2Web, record).task("online-mind2web")

@@ -52,5 +52,8 @@ class JudgedBenchmark:
         except ToolFailure as failure:
             raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None
 
+    async def state(self, session: Session) -> str:
+        return ""
+
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         raise AssertionError("the judge scores these tasks")

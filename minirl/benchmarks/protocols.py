@@ -9,15 +9,14 @@ blocked pages are aborted: an episode that failed before one ends as `blocked`. 
 not stated; here it is by what the last page is like (minirl/browser/blocked.js), never by the agent's words.
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from typing import Literal
 
 from pydantic import TypeAdapter
 
 from minirl.config import Config, JudgeConfig
+from minirl.package_files import table_of
 from minirl.types import Sampling, Stop, Task
 
 # What a judge's settings have from the benchmark; where it is served is the user's affair.
@@ -83,8 +82,8 @@ def _without_aborted(official: Protocol) -> Protocol:
     return replace(official, name=name, aborted="leave out", sampling=greedy, judge=judge)
 
 
-_DATA = tomllib.loads(files("minirl.benchmarks").joinpath("protocols.toml").read_text())
-_OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA["protocols"])
+_DATA = table_of("benchmarks/protocols.toml")["protocols"]
+_OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA)
 _PAIRS = [(official, _without_aborted(official)) for official in _OFFICIAL]
 PROTOCOLS = tuple(protocol for pair in _PAIRS for protocol in pair)
 

@@ -15,13 +15,13 @@ files, too. Deviations:
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -32,10 +32,8 @@ from minirl.benchmarks.fields import Record, Text, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.console import say
 from minirl.demonstrations import tokenised
-from minirl.types import Parsed, Score, Task, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from minirl.episode import Harness
+from minirl.episode import Harness
+from minirl.types import Fields, Json, Parsed, Score, Task, Trajectory, Turn
 
 PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android": "mobile"}  # else the web
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
@@ -71,7 +69,7 @@ class ScreenSpotBox(Record):
     bbox: Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
 
 
-def screenspot_step(record: dict[str, Any]) -> dict[str, Any]:
+def screenspot_step(record: Json) -> Json:
     """Return a record of ScreenSpot as a recorded step: a click, by platform and kind. Boxes of V2 are left,
     top, width and height, those of Pro left, top, right and bottom."""
     left, top, third, fourth = map(round, read(ScreenSpotBox, record).bbox)
@@ -86,7 +84,7 @@ def screenspot_step(record: dict[str, Any]) -> dict[str, Any]:
     return step | {"bbox": [left, top, third, fourth]}
 
 
-def recorded_task(record: dict[str, Any], folder: Path, id: str) -> Task:
+def recorded_task(record: Json, folder: Path, id: str) -> Task:
     """Return a record of a file in `folder` as a task. ValueError names the wrong field."""
     from minirl.model import open_picture  # it imports torch, which takes seconds
 
@@ -150,7 +148,7 @@ def is_recorded(task: Task) -> bool:
     return task.start_url.startswith("file:///")
 
 
-def rewards(response: str, goal: Mapping[str, Any], scale: Sequence[float]) -> dict[str, float]:
+def rewards(response: str, goal: Fields, scale: Sequence[float]) -> dict[str, float]:
     """Return the rewards for action, coordinate and format, each 0 or 1, as the released code gives them.
     `scale` leads from the model's pixels to the recorded ones, in x and in y.
 
@@ -164,20 +162,17 @@ def rewards(response: str, goal: Mapping[str, Any], scale: Sequence[float]) -> d
     is_placed = is_right
     if is_right and goal["action"] in AIMED:
         point = POINT.search(action)
-        x, y = point.groups() if point else (0, 0)
+        x, y = map(float, point.groups()) if point else (0, 0)
         box = goal.get("bbox") or (0, 0, 0, 0)
         is_placed = in_box((x, y), box, scale)
     is_format = FORMAT.fullmatch(response) is not None
     return {"action": float(is_right), "coordinate": float(is_placed), "format": float(is_format)}
 
 
-def in_box(point: Sequence[str | int], box: Sequence[int], scale: Sequence[float]) -> bool:
+def in_box(point: Sequence[float], box: Sequence[int], scale: Sequence[float]) -> bool:
     """Return True if a point, cut to whole recorded pixels, is in a box or on its edge."""
-    try:
-        x = int(int(point[0]) * scale[0])
-        y = int(int(point[1]) * scale[1])
-    except (ValueError, OverflowError):  # of thousands of digits
-        return False
+    x = point[0] * scale[0] // 1
+    y = point[1] * scale[1] // 1
     return box[0] <= x <= box[2] and box[1] <= y <= box[3]
 
 
@@ -207,7 +202,7 @@ class RecordedBenchmark(JudgedBenchmark):
     recorded = True
 
     @asynccontextmanager
-    async def session(self, harness: "Harness", task: Task) -> AsyncIterator[Any]:
+    async def session(self, harness: Harness, task: Task) -> AsyncIterator[Any]:
         """Open a step's picture, a RecordedPage."""
         agent: Any = harness.agent  # AutoWebWorld's, which alone takes recorded steps
         picture = await asyncio.to_thread(picture_path(task).read_bytes)
@@ -233,7 +228,7 @@ def picture_path(task: Task) -> Path:
     return Path(url2pathname(urlsplit(task.start_url).path))
 
 
-def demonstrations(tasks: Sequence[Task], harness: "Harness") -> list[Trajectory]:
+def demonstrations(tasks: Sequence[Task], harness: Harness) -> list[Trajectory]:
     """Return the right response to every recorded step, to be cloned. Those are left out, and counted, whose
     record does not tell a text or a direction, as the released ones."""
     agent: Any = harness.agent  # AutoWebWorld's, which alone has `say`

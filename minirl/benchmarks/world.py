@@ -13,6 +13,10 @@ class WorldBenchmark(JudgedBenchmark):
     partial: float = 0.0  # of the reward for the share of the goal that holds, where not all of it does
     judged = False
 
+    async def state(self, session: Session) -> str:
+        state = await session.do(read_state(session.page))
+        return state.key() if state else ""
+
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         state = await session.do(read_state(session.page))
         # another site may have the same pages

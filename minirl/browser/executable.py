@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from minirl.package_files import table_of
 
 # The headless shell comes first: it is the same engine without the desktop around it, and an episode in it
 # takes about a seventh of the processor time that one in the full browser does.
@@ -20,7 +21,7 @@ SYSTEMS = (
     "chromium-browser",
     "google-chrome",
 )
-FLAGS = tomllib.loads(Path(__file__).with_name("chromium_flags.toml").read_text())["flags"]
+FLAGS = table_of("browser/chromium_flags.toml")["flags"]
 
 
 def executable() -> str:

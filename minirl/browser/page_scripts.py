@@ -13,18 +13,17 @@ OpenWebRL, appendix A.2. Deviations:
 import io
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from importlib import resources
 from typing import Any, Self
 
 from PIL import Image, ImageChops
 
-FILES = resources.files("minirl.browser")
+from minirl.package_files import text_of
 
 
 def script(name: str) -> str:
     """Return the function NAME of NAME.js, which may use helpers.js, as JavaScript."""
-    helpers = FILES.joinpath("helpers.js").read_text("utf-8")
-    text = FILES.joinpath(f"{name}.js").read_text("utf-8")
+    helpers = text_of("browser/helpers.js")
+    text = text_of(f"browser/{name}.js")
     return f"argument => {{\n{helpers}\n{text}\nreturn {name}(argument);\n}}"
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
 from playwright.async_api import Error as PlaywrightError
@@ -28,7 +28,7 @@ from minirl.browser.proxy import NAMES, Proxy
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
-from minirl.types import BrowserFault, Stop
+from minirl.types import BrowserFault, Json, Stop
 
 CDP = "cdp:"  # before the address of a browser that speaks Chromium's protocol, not Playwright's
 NO_PROXY = "socks5://127.0.0.1:9"  # nobody listens there: a context without its own proxy reaches nothing
@@ -66,7 +66,7 @@ class BrowserPool:
     sealed: bool = False
     trusted: Collection[Place] = ()
     others: int = 0  # episodes of the ranks before this one, which begin with other addresses
-    options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
+    options: Json = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -241,7 +241,7 @@ class BrowserPool:
                 return session
 
         config = self.config
-        options: dict[str, Any] = {
+        options: Json = {
             "viewport": {"width": config.width, "height": config.height},
             "accept_downloads": False,
             "ignore_https_errors": config.insecure,
@@ -281,7 +281,7 @@ def through(proxy: str) -> dict[str, str]:
     return {"server": proxy, "bypass": "<-loopback>"}
 
 
-async def ask(browser: Browser, question: str, seconds: float) -> dict[str, Any]:
+async def ask(browser: Browser, question: str, seconds: float) -> Json:
     async with asyncio.timeout(seconds):
         cdp = await browser.new_browser_cdp_session()
         answer = await cdp.send(question)

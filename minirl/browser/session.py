@@ -30,9 +30,8 @@ from minirl.browser.page_scripts import ARM, BLOCKED, TARGET, PageAnswer
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.console import without_passwords
-from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
+from minirl.types import BrowserFault, PageHangs, Point, Stop, ToolFailure
 
-Point = tuple[float, float]  # x and y in pixels
 PNG = {"format": "png", "optimizeForSpeed": True}
 START_ATTEMPTS = 3  # how often a task's first page is tried; nothing else is ever tried again
 FIRST_PAGE_SECONDS = 30.0  # for one such attempt
@@ -139,9 +138,7 @@ class Session:
         self.unseen = b""
         return True
 
-    async def revive(self) -> None:
-        """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
-        await readiness.revive(self)
+    revive = readiness.revive
 
     async def start(self, url: str) -> None:
         """Open the task's first page; only here may a navigation be tried again."""

@@ -60,6 +60,8 @@ def check(config: C) -> C:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
     if loss.method != "grpo" and loss.kl:
         raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
+    if loss.method != "grpo" and loss.credit != "trajectory":
+        raise ValueError(f"--loss.method {loss.method} has no --loss.credit: its turns share a weight")
     if len(rollout.max_steps) % 2 == 0:
         raise ValueError("--rollout.max-steps: the last stage has turns alone, as in 15 90 30")
     if agent.answers == "webrl" and agent.kind != "text":

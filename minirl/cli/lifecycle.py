@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from minirl.cli.logger import rate_line
 from minirl.cli.offline import Replay
@@ -22,9 +21,9 @@ from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
 from minirl.run_folder import Run, checkpoints, flatten
-from minirl.types import Group, RunEnds, Task
+from minirl.types import Group, Json, RunEnds, Task
 
-State = dict[str, Any]
+State = Json
 # Evaluations of the whole held-out set: the name of the dump, and for people
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
 KEPT_DUMPS = 10  # the newest RL steps, beside every tenth
@@ -126,7 +125,7 @@ async def evaluate(
     experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid), aborted)
 
 
-def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
+def evaluated(experiment: Experiment) -> dict[str, Json]:
     """Return the evaluations that have been recorded, by name, on all ranks."""
     return experiment.ranks.broadcast({row["label"]: row for row in experiment.run.evals()})
 
@@ -198,7 +197,7 @@ def saving(experiment: Experiment, state: State) -> Iterator[None]:
 def finish(experiment: Experiment) -> None:
     """Write the report, and print the evaluations of the whole held-out set."""
     experiment.log.close()
-    rows = {row["label"]: row for row in experiment.run.evals()}
+    rows = evaluated(experiment)
     for name in PHASES.values():
         if name in rows:
             say(rate_line(rows[name]), "bold")

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 from minirl.cli.report import write_report
 from minirl.console import say
 from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
+from minirl.types import Fields
 
 SHOWN = (
     "success",
@@ -40,7 +40,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     return "  ".join(words)
 
 
-def rate_line(row: Mapping[str, Any]) -> str:
+def rate_line(row: Fields) -> str:
     """Return an evaluation, a row of evals.jsonl, on one line."""
     line = "{label:>16}: {success:6.1%} ({low:.1%} to {high:.1%}) of {n} tasks".format(**row)
     return line + (f"; {row['invalid']} more were aborted" if row["invalid"] else "")

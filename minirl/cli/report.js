@@ -30,7 +30,8 @@ function short(x) {
 // ---- Curves ------------------------------------------------------------------------------------
 
 // `says` stands under each chart: what is drawn, in which unit, and what to watch for.
-const CHARTS = [
+// Another page may bring charts of its own.
+const CHARTS = data.charts || [
   {title: "Success", keys: {success: "training"}, evals: true, top: 1, zero: true, says: "Share of episodes. " +
     "Training samples freely, on the tasks it practises; held-out tasks are others, so the two may lie far apart."},
   {title: "Reward", keys: {reward: "mean", reward_std: "deviation"}, says: "Of a step's episodes. " +

@@ -23,7 +23,7 @@ import jinja2
 from minirl.config import to_json
 from minirl.recipes import RECIPES
 from minirl.run_folder import REGULAR, TRAJECTORY, Run, read_records, to_record, write_atomic
-from minirl.types import Trajectory
+from minirl.types import Json, Trajectory
 from minirl.worlds.teacher import compared
 
 MAX_STEPS = 10  # dumps of RL steps, the newest, beside those of evaluations and demonstrations
@@ -85,7 +85,7 @@ def for_json(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def read_dump(path: Path, changed: int) -> dict[str, Any]:
+def read_dump(path: Path, changed: int) -> Json:
     """Return the trajectories of a dump, packed to about a fifth, and how many lines cannot be read. The time
     of its last change, `changed`, makes a changed file be read again."""
     shown = []
@@ -100,7 +100,7 @@ def read_dump(path: Path, changed: int) -> dict[str, Any]:
     return {"label": path.stem, "broken": broken, "packed": packed.decode()}
 
 
-def episode(trajectory: Trajectory) -> dict[str, Any]:
+def episode(trajectory: Trajectory) -> Json:
     """Return a line of a dump for the page: without token ids, which people do not read."""
     record = to_record(trajectory) | {"valid": trajectory.valid, "prefix": ()}
     record["compared"] = compared(trajectory)

@@ -11,18 +11,16 @@ Deviations:
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from importlib.resources import files
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
-from minirl.types import Stop, Trajectory, Turn
+from minirl.package_files import table_of
+from minirl.types import Json, Stop, Trajectory, Turn
 
-_PHRASES = tomllib.loads(files("minirl.evaluation").joinpath("failures.toml").read_text())
+_PHRASES = table_of("evaluation/failures.toml")
 
 
 def compile_family(patterns: Sequence[str]) -> re.Pattern[str]:
@@ -52,7 +50,7 @@ def proxies_of(turn: Turn) -> frozenset[str]:
     return frozenset(name for name, pattern in PROXIES.items() if pattern.search(reasoning))
 
 
-def proxy_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+def proxy_rows(trajectories: Sequence[Trajectory]) -> list[Json]:
     """Return a row for each family, then one for the turns that match any, those that match none, and all:
     how many turns, their share of all, and the mean and the 90th percentile of their tokens."""
     lengths: dict[str, list[int]] = {name: [] for name in (*PROXIES, "any", "none", "all")}
@@ -96,7 +94,7 @@ def category_of(trajectory: Trajectory) -> str | None:
         return "access"
     if stop in (Stop.FORMAT_ERROR, Stop.LENGTH):
         return "form"
-    feedback: list[str] = []
+    feedback = []
     for turn in trajectory.turns:
         if not turn.parsed.error:
             feedback += turn.feedback
@@ -107,7 +105,7 @@ def category_of(trajectory: Trajectory) -> str | None:
     return "reasoning"
 
 
-def error_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+def error_rows(trajectories: Sequence[Trajectory]) -> list[Json]:
     """Return the categories of all failures, the most frequent first, with their shares and the paper's."""
     counts = Counter(filter(None, map(category_of, trajectories)))
     total = counts.total()
@@ -120,7 +118,7 @@ def error_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
 def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return a training step's numbers for metrics.jsonl: the share of turns that each family matches, their
     tokens (figure 3c) and those of turns that match none, and failures by category."""
-    metrics: dict[str, float | None] = {}
+    metrics = {}
     for row in error_rows(trajectories):
         metrics[f"error/{row['category']}"] = float(row["count"])
     for row in proxy_rows(trajectories):

@@ -16,7 +16,7 @@ from importlib import metadata
 from math import fsum, sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from minirl.benchmarks.protocols import Protocol
 from minirl.judges.intervals import clustered_wilson
 from minirl.run_folder import read_as, write_atomic
-from minirl.types import GRADED, Stop, Trajectory, Turn
+from minirl.types import GRADED, Json, Stop, Trajectory
 
 PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
 LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}  # difficulties in their order
@@ -57,7 +57,7 @@ class Evaluation:
 
     protocol: str
     rule: str
-    config: dict[str, Any]
+    config: Json
     versions: dict[str, str]
     seeds: tuple[int, ...] = (0,)
 
@@ -123,15 +123,10 @@ def result_of(trajectory: Trajectory) -> Result:
         difficulty=str(task.meta.get("difficulty", task.meta.get("level", ""))),
         steps=len(turns),
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),
-        length=length_of(turns[-1]) if turns else 0,
+        length=turns[-1].context_tokens or sum(turns[-1].counted) if turns else 0,
         cost=trajectory.dollars,
         reason=reason or str(trajectory.final_state.get("reason") or ""),
     )
-
-
-def length_of(last: Turn) -> int:
-    """Return the tokens of a conversation: its last prompt and response hold the whole episode."""
-    return last.shared + len(last.suffix) + len(last.response_ids) or sum(last.counted)
 
 
 def summary(results: Sequence[Result], protocol: Protocol, name: str = "all") -> RateRow:
@@ -189,7 +184,7 @@ def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[R
 
 
 def group_by(field: str, results: Sequence[Result]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
+    groups = {}
     for result in results:
         name = getattr(result, field)
         if name:
@@ -203,7 +198,7 @@ def level_of(name: str) -> tuple[int, str]:
 
 def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[bool]]:
     """Return success per task and seed of the episodes that the protocol counts."""
-    tasks: dict[str, list[bool]] = {}
+    tasks = {}
     for result in results:
         if protocol.counts(result.stop):
             tasks.setdefault(result.task, []).append(is_success(result, protocol))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 from pydantic import TypeAdapter
@@ -27,7 +27,7 @@ from minirl.config import Config, Positive, to_json
 from minirl.evaluation import results
 from minirl.evaluation.results import Evaluation, Result, result_of
 from minirl.run_folder import Run, checkpoints, flatten, read_as
-from minirl.types import Task, Trajectory
+from minirl.types import Json, Task, Trajectory
 from minirl.worlds.shop import NAMED
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ class Ledger:
     def collect(self) -> list[Result]:
         """Put the dump in order, with the newest episode of each place, and write the file of results. Return
         the results on all ranks; call it while no episode runs."""
-        finished: list[Result] = []
+        finished = []
         if self.ranks.is_main:
-            newest: dict[tuple[str, int], Trajectory] = {}
+            newest = {}  # by task and seed
             if self.label in self.run.labels():
                 for trajectory in self.run.load_trajectories(self.label):
                     newest[trajectory.task.id, trajectory.member] = trajectory
@@ -217,7 +217,7 @@ def subject_of(config: Config) -> str:
     return config.endpoint.model if config.sampler.kind == "remote" else config.model.path
 
 
-def settings(config: EvalScriptConfig, tasks: Sequence[Task]) -> dict[str, Any]:
+def settings(config: EvalScriptConfig, tasks: Sequence[Task]) -> Json:
     """Return the config as JSON data, with digests of the files that it names, without settings that only say
     how to go on. The number of browsers stays: sites that are asked too much abort."""
     files = {

@@ -9,7 +9,6 @@ runs in this process and shares the device with the agent: serve a large one.
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from minirl.distributed import Ranks
 from minirl.judges.parsers import read_verdict
 from minirl.judges.rubrics import Question, lacks_answer
 from minirl.model import Preprocessor, load_model, load_preprocessor
+from minirl.run_folder import state_of
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.samplers.huggingface import HfSampler
 from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sampling, Trajectory, Verdict
@@ -78,11 +78,10 @@ class LocalJudge(ModelJudge):
     def __init__(self, config: Config, ranks: Ranks, images: ImageStore):
         super().__init__(config.judge, images)
         path = Path(config.judge.path)
-        if (path / "state.json").is_file():
-            state = json.loads((path / "state.json").read_text())
-            learned = state.get("question", asdict(self.question))
-            if learned != asdict(self.question):
-                raise ValueError(f"--judge.path {path} was distilled with another question: {learned}")
+        question = asdict(self.question)
+        learned = state_of(path).get("question", question)
+        if learned != question:
+            raise ValueError(f"--judge.path {path} was distilled with another question: {learned}")
         model = replace(config.model, path=config.judge.path)
         self.preprocessor = load_preprocessor(model)
         self.sampler = HfSampler(load_model(model, ranks.device), self.preprocessor)
@@ -107,7 +106,7 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
     """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
     chat = preprocessor.chat
     control = control_tokens(preprocessor.tokenizer)
-    parts: list[str | bytes] = []
+    parts = []
     for (_, content), opening in zip(messages, (chat.start, chat.to_user), strict=True):
         parts.append(opening)
         for part in content:

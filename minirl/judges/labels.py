@@ -62,7 +62,7 @@ def open_run(config: JudgeScriptConfig, ranks: Ranks) -> Run:
 async def label_all(config: JudgeScriptConfig, own: Run, teacher: Judge) -> Counter[str]:
     """Ask the teacher about every trajectory that a judge would be asked about and that has no label yet, and
     append it with its label to the run. Return how many were labelled, and why others were not."""
-    earlier: list[Trajectory] = []
+    earlier = []
     if LABELLED in own.labels():
         earlier = own.load_trajectories(LABELLED)
         own.save_trajectories(LABELLED, earlier)  # without a line that a killed process has torn

@@ -15,10 +15,10 @@ Deviations:
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Self
 
 from minirl.config import Input, JudgeConfig
+from minirl.package_files import text_of
 from minirl.types import ImageStore, Message, Stop, Trajectory, Turn
 
 MAX_CHARS = 4000  # of a task, an answer, and of each text in a step
@@ -49,7 +49,7 @@ RUBRICS = {
 
 @cache
 def prompt_parts(rubric: str) -> list[str]:
-    text = files("minirl.judges").joinpath("prompts", f"{rubric}.md").read_text(encoding="utf-8")
+    text = text_of(f"judges/prompts/{rubric}.md")
     return [part.strip() for part in text.split("\n---\n")]
 
 

@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, NonNegativeInt
 
+from minirl.bill import charge
 from minirl.config import EndpointConfig
 from minirl.console import first_line, progress, say
-from minirl.types import Message, Request, Sample, SamplerError, charge
+from minirl.types import Json, Message, Request, Sample, SamplerError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ class Reply:
     usage: Usage = field(default_factory=Usage)
 
 
-def _part(part: str | bytes) -> dict[str, Any]:
+def _part(part: str | bytes) -> Json:
     if isinstance(part, str):  # half a surrogate pair, which JavaScript and models have, can't be sent
         return {"type": "text", "text": part.encode(errors="replace").decode()}
     url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
@@ -120,7 +121,7 @@ class Endpoint:
                 self.usage["failed"] += 1
                 raise
 
-    async def _send(self, request: dict[str, Any], sampling: dict[str, float]) -> str:
+    async def _send(self, request: Json, sampling: dict[str, float]) -> str:
         """Return the body of an answer. A request whose error names parameters is sent again without them."""
         import openai
 

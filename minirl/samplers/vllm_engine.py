@@ -15,7 +15,7 @@ import torch
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.model import Preprocessor, compute_dtype, image_starts
-from minirl.types import Prompt, Request
+from minirl.types import Json, Prompt, Request
 
 CPU_CACHE_BYTES = 1 << 30  # of the KV cache, where there is no GPU whose share could be taken
 CPU_BLOCK = 32  # tokens; vLLM's CPU attention wants multiples of 32, and its own 128 would hardly ever match
@@ -69,9 +69,9 @@ def stop_engine(engine: Any) -> None:
     destroy_model_parallel()
 
 
-def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> dict[str, Any]:
+def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> Json:
     agent, browser = config.agent, config.browser
-    settings: dict[str, Any] = {
+    settings: Json = {
         "model": config.model.path,
         "dtype": str(compute_dtype(config.model, ranks.device)).removeprefix("torch."),
         "generation_config": "vllm",  # no defaults of the checkpoint's: every request says all

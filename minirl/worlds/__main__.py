@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -23,7 +23,7 @@ from minirl.config import BrowserConfig, EndpointConfig, Positive
 from minirl.console import progress, say
 from minirl.run_folder import read_records, save_tasks, write_atomic
 from minirl.samplers.endpoint import open_endpoint
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.fsm_file import load_fsm, read_json
@@ -123,7 +123,7 @@ def make(
     return 0
 
 
-def save_site(name: str, skin: str, folder: Path, count: int, out: Path) -> dict[str, Any]:
+def save_site(name: str, skin: str, folder: Path, count: int, out: Path) -> Json:
     """Make the site of a name such as shop-medium-900, and save it with its tasks. Return its row of the
     table in OUT/index.html."""
     parts = re.fullmatch(r"(.+)-(first|easy|medium|hard)-(\d{1,9})", name)
@@ -165,10 +165,10 @@ def replay(folders: Folders, browser: BrowserConfig = DESKTOP) -> int:
     tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
     replays = asyncio.run(replay_sites(worlds, browser, tasks))
     failed = 0
-    for (site, task), outcome in replays.items():
+    for outcome in replays:
         if outcome.reason:
             failed += 1
-            say(f"dropped: {site}, {task}: {outcome.reason}")
+            say(f"dropped: {outcome.task.meta['world']}, {outcome.task.id}: {outcome.reason}")
     say(f"{len(worlds)} sites, {len(replays) - failed} of {len(replays)} trajectories kept")
     return int(failed > 0)
 

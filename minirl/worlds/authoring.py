@@ -165,7 +165,7 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
     is then still wrong with them."""
     site = describe(world)
     machine = text_of("author/machine.js.j2", runtime="// ... itself ...")
-    written: dict[str, str] = {}
+    written = {}  # texts by path
     for path in OURS:
         text = text_of(f"author/{Path(path).name}", world=embedded(world), runtime=text_of("runtime.js"))
         write_atomic(folder / path.removesuffix(".j2"), text.encode())
@@ -207,7 +207,7 @@ async def build(world: World, folder: Path) -> tuple[World, list[str]]:
     html = (folder / "dist/index.html").read_text("utf-8")
     built = replace(world, html=html, style={**world.style, "look": "built"})
     replays = await replay_sites([built], REPLAYED, make_walks(world))
-    reasons = [replay.reason[:600] for replay in replays.values() if replay.reason]
+    reasons = [replay.reason[:600] for replay in replays if replay.reason]
     return built, list(dict.fromkeys(reasons))
 
 

@@ -28,7 +28,9 @@ from pydantic.types import StrictFloat, StrictInt
 from pydantic_core import ValidationError, from_json
 from typing_extensions import TypeAliasType, TypedDict
 
-Signature = Mapping[str, Any]  # what a page remembers: a JSON object, never written into
+from minirl.types import Fields, Json
+
+Signature = Fields  # what a page remembers: a JSON object, never written into
 FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
 
 TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0, "any": None}
@@ -69,7 +71,7 @@ def _default(kind: Any) -> Any:
     return {} if kind == "object" else TYPE_DEFAULTS.get(kind, [])
 
 
-def _by_id(records: Any) -> dict[str, Any]:
+def _by_id(records: Any) -> Json:
     if not isinstance(records, list):
         raise ValueError(f"must be a list, not {brief(records)}")
     by_id = {}
@@ -156,7 +158,7 @@ class Action:
     target: Annotated[str, Field(alias="to")]
     is_navigation: bool = Field(strict=True, default_factory=lambda ends: ends["target"] != ends["source"])
     name: str = "click"  # click, type, search or select
-    parameters: dict[str, Any] = field(default_factory=dict)  # a placeholder, or a fixed value
+    parameters: Json = field(default_factory=dict)  # a placeholder, or a fixed value
     preconditions: tuple[Condition, ...] = ()
     effects: tuple[Effect, ...] = ()
     gui_procedure: tuple[GuiStep, ...] = ()
@@ -185,7 +187,7 @@ class Page:
     id: str
     schema: Annotated[Schema, Field(alias="signature_schema")]  # the types of the fields that it remembers
     actions: Annotated[dict[str, Action], *ById]  # a list in the file, as are `pages`
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: Json = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "defaults", {**_default(self.schema), **self.defaults})
@@ -193,7 +195,7 @@ class Page:
 
 @dataclass(frozen=True, config=CONFIG)
 class Fsm:
-    meta: dict[str, Any]  # all that the file says about itself
+    meta: Json  # all that the file says about itself
     pages: Annotated[dict[str, Page], *ById]
     initial_page: str = Field(validation_alias=AliasPath("meta", "initial_page_id"), exclude=True)
     terminal_pages: tuple[str, ...] = Field((), validation_alias=TERMINALS, exclude=True)
@@ -237,12 +239,12 @@ class Goal:
             raise ValueError("a goal has page, where or answer, of a generated site; else give --task.reward")
 
 
-def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:
+def load_goal(goal: Goal | Fields) -> Goal:
     """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}]} or a part of it."""
     return validated("goal", Goal, goal)
 
 
-def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
+def load_fsm(source: Path | Fields) -> Fsm:
     """Return the machine in an fsm.json file, or in a mapping. ValueError names all faults."""
     if isinstance(source, Path):
         return validated(str(source), Fsm, read_json(source))
@@ -258,15 +260,15 @@ def validated(name: str, kind: Any, document: Any) -> Any:
         raise ValueError(f"{name}: {'; '.join(faults)}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """Return the object in a JSON file. ValueError names the file."""
     try:
         document = from_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable JSON file: {error}") from None
-    return validated(str(path), dict[str, Any], document)
+    return validated(str(path), Json, document)
 
 
-def document_of(fsm: Fsm) -> dict[str, Any]:
+def document_of(fsm: Fsm) -> Json:
     """Return the machine as JSON that `load_fsm` reads."""
     return TypeAdapter(Fsm).dump_python(fsm, mode="json", by_alias=True, exclude_none=True)

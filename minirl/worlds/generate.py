@@ -16,8 +16,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from minirl.types import Fields, Json
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import Json, draw_records, dress, read_table
+from minirl.worlds.looks import draw_records, dress, read_table
 from minirl.worlds.shop import ITEM, ORDER_FIELDS, SHOP, arrange, records_of
 from minirl.worlds.widgets import Offered, SiteDocument, condition, control, effect
 
@@ -127,8 +128,8 @@ class SiteBuilder:
         many = entity.plural
         list_page = "HOME"
         bind = {"param": entity.name, "collection": many}
-        notes: list[Json] = []
-        ways: Json = {}
+        notes = []
+        ways = {}
         if not self.is_tiles:
             list_page = many.upper()
             self._add_from_home(list_page, many.capitalize())
@@ -158,7 +159,7 @@ class SiteBuilder:
             "sort": ("order", "choice", f"Order by {order}", (f"{order}:asc", f"{order}:desc"), "", ""),
         }
         count = self.rng.randint(2, len(inputs))
-        ways: Json = {}
+        ways = {}
         bind["where"] = {}
         for way in self.rng.sample(list(inputs), count):
             name, kind, label, offered, filtered, cond = inputs[way]
@@ -208,7 +209,7 @@ class SiteBuilder:
             asks[field] = [record["id"] for record in records]
         return asks
 
-    def _add_extra(self, extra: Mapping[str, Any]) -> None:
+    def _add_extra(self, extra: Fields) -> None:
         """Add a page and its flows, as one of the tables `extras` of themes.toml says."""
         entity = self.entities[0]
         # What stands in the table in place of the theme's own words

@@ -12,12 +12,12 @@ Paper: AutoWebWorld, section 4.3.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minirl.agents.openwebrl_actions import SCALE
-from minirl.types import BrowserFault, Session, Stop
+from minirl.types import BrowserFault, Fields, Json, Point, Session, Stop
 from minirl.worlds.interpreter import State
 from minirl.worlds.looks import read_table, text_of
 from minirl.worlds.render import read_state
@@ -25,9 +25,8 @@ from minirl.worlds.render import read_state
 MEASURE = text_of("measure.js")
 OPERATIONS = read_table("operations")
 GRID = 20  # of the coordinates that a visual agent says, from 0 to SCALE
-Gui = Mapping[str, Any]  # what widgets.gui_steps returns
+Gui = Fields  # what widgets.gui_steps returns
 Box = tuple[float, ...]  # left, top, right and bottom, in CSS pixels
-Point = tuple[float, float]  # x and y, in CSS pixels
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def middle(box: Sequence[float], width: float, height: float) -> list[int]:
     return point
 
 
-def tool_calls(operation: Operation, width: float, height: float) -> list[dict[str, Any]]:
+def tool_calls(operation: Operation, width: float, height: float) -> list[Json]:
     """Return the visual agent's call that does an operation in a window of this size, in CSS pixels; several
     where more than the window is to be scrolled."""
 
@@ -139,7 +138,7 @@ def tool_calls(operation: Operation, width: float, height: float) -> list[dict[s
 
     count = max(1, math.ceil(operation.amount))
     amount = round(operation.amount / count, 4)
-    fields: dict[str, Any] = {"text": operation.text, "keys": [operation.text], "amount": amount}
+    fields: Json = {"text": operation.text, "keys": [operation.text], "amount": amount}
     if operation.start:
         fields["point"] = scaled(operation.start)
     elif operation.box:
@@ -158,11 +157,11 @@ def text_action(operation: Operation, number: int | None = None) -> str:
     return str(OPERATIONS[operation.op]["action"]).format(number=number, **fields)
 
 
-def row_of(operation: Operation, words: str = "") -> dict[str, Any]:
+def row_of(operation: Operation, words: str = "") -> Json:
     """Return an operation as a recorded step tells it: AutoWebWorld's action, where it takes place in whole
     pixels with the words there, and what it types or which way it scrolls."""
     table = OPERATIONS[operation.op]
-    row: dict[str, Any] = {"action": table["row"], "bbox": []}
+    row: Json = {"action": table["row"], "bbox": []}
     if operation.op == "drag":
         # Boxes of no size: where the button is pressed, and where it is released.
         row["bbox"] = [round(side) for side in 2 * (operation.start or ())]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from minirl.types import Fields, Json
 from minirl.worlds.fsm_file import Condition, Effect, FieldPath, Fsm, Goal, Signature, is_number, load_goal
 
 ORDERS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
@@ -39,8 +40,8 @@ class World:
 
     name: str
     fsm: Fsm
-    data: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
-    style: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, tuple[Fields, ...]] = field(default_factory=dict)
+    style: Fields = field(default_factory=dict)
     html: str = ""  # its page, if `render` does not draw it
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ def initial_state(fsm: Fsm) -> State:
     return State(fsm.initial_page, fsm.pages[fsm.initial_page].defaults)
 
 
-def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> bool:
+def enabled(fsm: Fsm, state: State, action_id: str, params: Fields) -> bool:
     """Return whether the page has the action, `params` gives its open parameters, and all conditions hold."""
     action = fsm.pages[state.page].actions.get(action_id)
     if action is None:
@@ -71,7 +72,7 @@ def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -
     return all(meets(state.signature, condition) for condition in action.preconditions)
 
 
-def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> State:
+def apply(fsm: Fsm, state: State, action_id: str, params: Fields) -> State:
     """Return the state after an action; fields that both pages declare stay. ValueError if not enabled."""
     if not enabled(fsm, state, action_id, params):
         raise ValueError(f"{action_id} with {dict(params)} is not enabled on page {state.page}")
@@ -96,7 +97,7 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
     return State(action.target, {**defaults, **carried})
 
 
-def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") -> float:
+def share_met(state: State, goal: Goal | Fields, answer: str = "") -> float:
     """Return how much of the goal holds: the share of its conditions; page and answer are one each."""
     goal = load_goal(goal)
     verdicts = list(met(state, goal))
@@ -164,7 +165,7 @@ def _effect_value(effect: Effect, old: Any, operand: Any, defaults: Signature) -
     return [one for one in items if not same(one, operand)]  # remove
 
 
-def parameter_values(world: World, state: State, action_id: str) -> list[dict[str, Any]]:
+def parameter_values(world: World, state: State, action_id: str) -> list[Json]:
     """Return every assignment of the action's open parameters, in display order, whatever its preconditions
     say. An unbound parameter stays its placeholder."""
     action = world.fsm.pages[state.page].actions[action_id]

@@ -16,6 +16,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
+from minirl.types import Fields
 from minirl.worlds.fsm_file import Action, Fsm, Page, dotted, is_placeholder, load_fsm
 from minirl.worlds.looks import read_table
 from minirl.worlds.search import explore, outline
@@ -40,7 +41,7 @@ class Finding(NamedTuple):
 Findings = Iterator[Finding]
 
 
-def check(source: Path | Mapping[str, Any]) -> list[Finding]:
+def check(source: Path | Fields) -> list[Finding]:
     """Return all findings, errors first; of a file that cannot be read as a machine, only why not."""
     try:
         return check_fsm(load_fsm(source))

@@ -8,23 +8,20 @@ end.
 
 import colorsys
 import itertools
-import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from random import Random
 from typing import Any
 
 from jinja2 import Template
 
+from minirl import package_files
+from minirl.types import Fields, Json
 from minirl.worlds.interpreter import World
-
-Json = dict[str, Any]
 
 
 def text_of(file: str, **values: Any) -> str:
     """Return a file of this folder. One that ends in .j2 is a template, which is filled in with `values`."""
-    text = files("minirl.worlds").joinpath(file).read_text(encoding="utf-8")
+    text = package_files.text_of(f"worlds/{file}")
     if not file.endswith(".j2"):
         return text
     return Template(text, keep_trailing_newline=True).render(values)
@@ -32,7 +29,7 @@ def text_of(file: str, **values: Any) -> str:
 
 def read_table(name: str) -> Json:
     """Return the content of a TOML file of this folder: "shop" is shop.toml."""
-    return tomllib.loads(text_of(f"{name}.toml"))
+    return package_files.table_of(f"worlds/{name}.toml")
 
 
 SKINS = read_table("skins")
@@ -49,7 +46,7 @@ def draw_records(entity: Any, rng: Random) -> tuple[Json, ...]:
     count = rng.randint(12, 24)
     titles = rng.sample(titles, count)
     pictures = rng.sample(pictures, count)
-    columns: dict[str, Sequence[Any]] = {}
+    columns = {}  # what all records have under a name
     for name, _, low, high, step in entity.numbers:
         # All numbers are different where there are enough, so that an order has no ties.
         numbers = range(low, high + 1, step)
@@ -129,7 +126,7 @@ def style_of(world: World) -> Json:
     return USUAL["style"] | world.style
 
 
-def _with_texts(record: Mapping[str, Any], about: Json, rng: Random) -> Json:
+def _with_texts(record: Fields, about: Json, rng: Random) -> Json:
     """Return a record with what its page says besides its facts: by whom, where, when, and a text."""
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
     sentences = [

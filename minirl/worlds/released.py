@@ -21,7 +21,7 @@ from random import Random
 from typing import Any
 
 from minirl.console import say
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.fsm_file import Action, Bind, Condition, Effect, Fsm, Page, dotted, validated
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.looks import SHAPES, USUAL, dress, read_table
@@ -34,13 +34,12 @@ PHRASES = read_table("walks")  # by widget: what an action is called in an instr
 NOISE = set(WORDS["noise"].split())
 RECORDS = 14  # of a collection that no data are given for
 COUNT, TRIES = 13, 4  # tasks of a site, half of table 6's, and walks that are drawn for each
-Record = dict[str, Any]
 
 
 def world_of(name: str, fsm: Fsm, data: Any) -> World:
     """Return the site, with records as in {"books": [{"id": "b1", "title": "Emma"}]}; a collection that is
     missing is invented."""
-    given = validated("data", dict[str, tuple[Record, ...]], data)
+    given = validated("data", dict[str, tuple[Json, ...]], data)
     reader = Reader(fsm, {many: complete_records(records) for many, records in given.items()})
     pages = [reader.page(page) for page in fsm.pages.values()]
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
@@ -56,7 +55,7 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
 class Reader:
     """What has been made of a machine so far: its records and labels."""
 
-    def __init__(self, fsm: Fsm, records: dict[str, tuple[Record, ...]]):
+    def __init__(self, fsm: Fsm, records: dict[str, tuple[Json, ...]]):
         self.records = records
         self.questions = interceptors(fsm)
         self.kinds = {action.id: widget_of(action, fsm).kind for action in fsm.actions}
@@ -177,7 +176,7 @@ def last_words(action: Action) -> list[str]:
     return words_in(selectors[-1].split()[-1])
 
 
-def _facts(record: Record) -> dict[str, str]:
+def _facts(record: Json) -> dict[str, str]:
     """Return the fields that are shown beside a record's title, and how they are said."""
     facts = {}
     for name, value in record.items():
@@ -188,7 +187,7 @@ def _facts(record: Record) -> dict[str, str]:
     return facts
 
 
-def complete_records(records: Sequence[Record]) -> tuple[Record, ...]:
+def complete_records(records: Sequence[Json]) -> tuple[Json, ...]:
     """Return the records with titles, and pictures in place of those that they may name."""
     fills = list(USUAL["fills"].values())
     complete = []
@@ -213,7 +212,7 @@ def make_walks(world: World, count: int = COUNT) -> list[Task]:
         else:
             say(f"{world.name}: no way to {page} was found, so no task leads there")
     rng = Random(f"walks of {world.style['brand']}")
-    tasks: dict[str, Task] = {}
+    tasks = {}
     for way in ways * (TRIES * count):
         if len(tasks) == count:
             break

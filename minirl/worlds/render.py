@@ -24,10 +24,10 @@ from typing import Any, Self
 from playwright.async_api import Page as BrowserPage
 
 from minirl.run_folder import write_atomic
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
-from minirl.worlds.looks import SKINS, USUAL, Json, style_of, text_of
+from minirl.worlds.looks import SKINS, USUAL, style_of, text_of
 from minirl.worlds.shop import shops_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 

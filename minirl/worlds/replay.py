@@ -13,7 +13,6 @@ Paper: AutoWebWorld, section 4.4 (execution-based filtering).
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.episode import Episode, Harness
 from minirl.model import load_preprocessor
+from minirl.package_files import PACKAGE
 from minirl.run_folder import ImageFolder
 from minirl.samplers.endpoint import ask_all
 from minirl.types import (
@@ -58,8 +58,9 @@ class Record:
 
 @dataclass
 class Replay:
-    """A solution acted out. `reason` is empty if the page was in the predicted state all the way."""
+    """A task's solution acted out. `reason` is empty if the page was in the predicted state all the way."""
 
+    task: Task
     records: list[Record] = field(default_factory=list)
     reason: str = ""
 
@@ -118,8 +119,7 @@ UNSCORED: Any = SimpleNamespace(
 
 def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
     """Return what replays share: the visual agent's tools, and the tiny text model's tokenizer."""
-    folder = Path(str(resources.files("minirl"))) / "tiny/base_text"
-    preprocessor = load_preprocessor(ModelConfig(str(folder)))
+    preprocessor = load_preprocessor(ModelConfig(f"{PACKAGE}/tiny/base_text"))
     images = ImageFolder(Path("unused"))  # there are no observed pictures
     everything = Config("replay", agent=AGENT, browser=config)
     agent = UnseeingAgent(AGENT)
@@ -128,25 +128,23 @@ def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
 
 async def replay_sites(
     worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task], has_pictures: bool = False
-) -> dict[tuple[str, str], Replay]:
-    """Return the Replay of every task, by site and task id; `config.episodes` run at a time."""
+) -> list[Replay]:
+    """Return the Replay of every task, in their order; `config.episodes` run at a time."""
     sites = {world.name: world for world in worlds}
 
     async def visit(task: Task) -> Replay:
         try:
             policy = Recorder(sites[task.meta["world"]], task, harness, has_pictures)
         except ValueError as problem:
-            return Replay(reason=str(problem))
+            return Replay(task, reason=str(problem))
         trajectory = await Episode(harness, task, 0, policy, MAX_TURNS).run()
         reason = ""
         if trajectory.stop is not Stop.DONE:
             reason = trajectory.error or f"it ended by {trajectory.stop.value}"
-        return Replay(policy.records, reason)
+        return Replay(task, policy.records, reason)
 
     with SiteServer(worlds) as server:
         config = replace(config, quiet_ms=0)  # pages of ours change at once, or with the next frame
         async with BrowserPool(config, server.sites, sealed=True) as browsers:
             harness = make_harness(browsers, config)
-            replays = await ask_all(visit, tasks, config.episodes, "acting out solutions")
-    names = [(task.meta["world"], task.id) for task in tasks]
-    return dict(zip(names, replays, strict=True))
+            return await ask_all(visit, tasks, config.episodes, "acting out solutions")

@@ -13,14 +13,13 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from minirl.agents import simplified_html
 from minirl.config import AgentConfig
 from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
-from minirl.types import Prompt, Sample, Session, Task, Trajectory
+from minirl.types import Fields, Json, Prompt, Sample, Session, Task, Trajectory
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.hand import Operation, compare, find, is_visible, middle, text_action, tool_calls
 from minirl.worlds.interpreter import World, apply, initial_state
@@ -28,8 +27,6 @@ from minirl.worlds.render import sites_of, world_at
 from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import gui_steps
-
-Json = dict[str, Any]
 
 
 class ScriptedPolicy:
@@ -119,7 +116,7 @@ class ScriptedPolicy:
         width, height = session.width, session.height
         page = self.state.page
         points: dict[str, list[int] | None] = dict.fromkeys(self.search_words)
-        calls: list[Json] = []
+        calls = []
         while self.steps and self.state.page == page and (self.is_tiles or self.pending or not calls):
             gui = self.next_operation()
             if calls and not self.is_tiles and not await is_visible(session, gui):
@@ -144,7 +141,7 @@ def with_thought(words: str, action: str) -> str:
     return f"<think> # Element: {words} </think> <answer> {action} </answer>"
 
 
-def with_points(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[str, Any]]) -> str:
+def with_points(points: Mapping[str, Sequence[int] | None], calls: Sequence[Fields]) -> str:
     """Return a visual agent's response that looks for things and makes calls on those that are there.
 
     >>> with_points({"dune": None, "red": (140, 7)}, [{"name": "click", "arguments": {"point_2d": [140, 7]}}])

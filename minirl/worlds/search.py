@@ -12,13 +12,13 @@ Paper: AutoWebWorld, section 4.3 and appendix A.2.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
+from minirl.types import Fields
 from minirl.worlds import interpreter
-from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm
+from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import State, World
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
@@ -31,7 +31,7 @@ class Step:
     """One action with its open parameters: `Step("HOME_OPEN_CATEGORY", {"category": "mugs"})`."""
 
     action_id: str
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Graph:
 
     def nearest(self) -> dict[str, str]:
         """Return the key of the nearest state on each page that was reached."""
-        keys: dict[str, str] = {}
+        keys = {}
         for key, node in self.nodes.items():
             keys.setdefault(node.state.page, key)
         return keys
@@ -141,8 +141,8 @@ def outline(fsm: Fsm) -> World:
     """Return the symbolic machine without what makes no difference to which pages and actions are in reach:
     effects that nobody reads, and all but one of the listed values that no condition tells apart. It has the
     same shortest paths, and far fewer states."""
-    tests: list[Condition] = []
-    read: set[FieldPath] = set()
+    tests = []
+    read = set()
     for action in fsm.actions:
         tests += action.preconditions
         read |= {effect.source for effect in action.effects if effect.source}

@@ -17,14 +17,14 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.fsm_file import Fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, USUAL, Json, draw_style, read_table
+from minirl.worlds.looks import SHAPES, USUAL, draw_style, read_table
 from minirl.worlds.widgets import SiteDocument, condition, control
 
 SHOP = read_table("shop")
-CHOICES: dict[str, dict[str, Any]] = SHOP["choices"]  # by field
+CHOICES: dict[str, Json] = SHOP["choices"]  # by field
 ITEM, *ORDER_FIELDS = CHOICES  # what a first-level site lists, and what its form can ask for
 TO_PRESS = ("next", "order")  # the buttons that are on the way to an order
 Box = tuple[int, ...]  # left, top, width and height, in cells or pixels of shop.toml's window

@@ -11,11 +11,11 @@ Paper: AutoWebWorld, section 4.3 and appendix A.2.4.
    search, has one way. Walks on released sites have one way each, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minirl.types import Task
+from minirl.types import Fields, Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import (
     State,
@@ -27,6 +27,7 @@ from minirl.worlds.interpreter import (
     parameter_values,
 )
 from minirl.worlds.search import Step
+from minirl.worlds.widgets import gui_steps
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Part:
     """One thing to do: find an item as told in `find`, and go through a flow with the values that it asks.
     Either may be empty."""
 
-    find: Mapping[str, Any] = field(default_factory=dict)
-    flow: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    find: Fields = field(default_factory=dict)
+    flow: Fields = field(default_factory=dict)
+    values: Fields = field(default_factory=dict)
 
 
-def compose(world: World, parts: Sequence[Part]) -> list[Step]:
-    """Return the steps that do all parts from the initial state. They may do them in another order: an order
+def compose(world: World, parts: Sequence[Part]) -> "Walk":
+    """Return the path that does all parts from the initial state. They may do them in another order: an order
     follows upon the cart, so that nobody has to come back for it, and an item to be looked at comes last."""
     walk = Walk(world)
     for part in sorted(parts, key=_turn):
@@ -48,7 +49,7 @@ def compose(world: World, parts: Sequence[Part]) -> list[Step]:
             walk.open(part.find)
         if part.flow:
             walk.do(part.flow, part.values)
-    return walk.steps
+    return walk
 
 
 def _turn(part: Part) -> int:
@@ -57,20 +58,23 @@ def _turn(part: Part) -> int:
 
 
 class Walk:
-    """A path as far as it goes, and the state that it leads to."""
+    """A path as far as it goes, the operations that it takes, and the state that it leads to."""
 
     def __init__(self, world: World):
         self.world = world
         self.state = initial_state(world.fsm)
         self.steps: list[Step] = []
+        self.operations: list[str] = []
 
     def take(self, role: str, value: Any = None) -> None:
         """Take the current page's action of this role, with a value if it asks for one."""
         page = self.world.fsm.pages[self.state.page]
         action = page.actions[f"{page.id}_{role}"]
         params = dict.fromkeys(action.open_parameters, value)
+        step = Step(action.id, params)
+        self.operations += [gui["op"] for gui in gui_steps(self.world, self.state, step)]
         self.state = apply(self.world.fsm, self.state, action.id, params)
-        self.steps.append(Step(action.id, params))
+        self.steps.append(step)
 
     def go(self, page: str) -> None:
         """Go to a page that the first one leads to, by way of that."""
@@ -82,14 +86,14 @@ class Walk:
                 self.take("ACCEPT")
             self.take(f"GO_{page}")
 
-    def open(self, find: Mapping[str, Any]) -> None:
+    def open(self, find: Fields) -> None:
         """Go to a list, set it as told, and open the item."""
         self.go(list_of(self.world, find["list"])["page"])
         for name, value in find["set"].items():
             self.take(name.upper(), value)
         self.take("OPEN", find["item"])
 
-    def do(self, flow: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def do(self, flow: Fields, values: Fields) -> None:
         """Go through a flow, from the opened item if it is about one."""
         role = flow["id"].upper()
         number = self.world.fsm.meta["flows"].index(flow)
@@ -105,7 +109,7 @@ class Walk:
         self.take(f"FINISH_{role}")
 
 
-def list_of(world: World, id: str) -> Mapping[str, Any]:
+def list_of(world: World, id: str) -> Fields:
     """Return what a site tells of one of its lists."""
     (listing,) = [one for one in world.fsm.meta["lists"] if one["id"] == id]
     return listing

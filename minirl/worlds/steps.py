@@ -20,14 +20,13 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from minirl.agents.autowebworld import action_of, spell
 from minirl.config import BrowserConfig, EndpointConfig
 from minirl.console import progress, say
 from minirl.run_folder import ImageFolder, write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.hand import row_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import read_table
@@ -38,25 +37,24 @@ WORDS = read_table("thoughts")
 THOUGHTS, INSTRUCTIONS = WORDS["thoughts"], WORDS["asked"]  # by action
 TAGS = re.compile(r"</?(?:think|action)>")
 THOUGHT_TOKENS = 1024
-Json = dict[str, Any]
 
 
-def one_of_each(replays: Sequence[tuple[Task, Replay]], seed: int) -> list[tuple[Task, Replay]]:
+def one_of_each(replays: Sequence[Replay], seed: int) -> list[Replay]:
     """Return one trajectory, drawn by the seed, of those that have the same goal on the same site."""
-    by_goal: dict[tuple[str, str], list[tuple[Task, Replay]]] = {}
-    for task, replay in replays:
-        key = task.start_url, json.dumps(task.goal, sort_keys=True)
-        by_goal.setdefault(key, []).append((task, replay))
+    by_goal = {}
+    for replay in replays:
+        key = replay.task.start_url, json.dumps(replay.task.goal, sort_keys=True)
+        by_goal.setdefault(key, []).append(replay)
     return [random.Random(f"{seed} {key}").choice(same) for key, same in by_goal.items()]
 
 
 async def recorded(
     tasks: Sequence[Task], worlds: Mapping[str, World], config: BrowserConfig, ways: int
-) -> list[tuple[Task, Replay]]:
+) -> list[Replay]:
     """Return the solutions of tasks, acted out with pictures, in at most so many `ways` each; `worlds` are
     named as in the tasks' meta. Those that fail are dropped and told. ValueError if a task's world is
     missing, or is another one than it was made for."""
-    trajectories: list[Task] = []
+    trajectories = []
     for task in tasks:
         name = task.meta.get("world", "")
         if name not in worlds:
@@ -64,18 +62,18 @@ async def recorded(
         trajectories += ways_of(task, worlds[name])[:ways]
     replays = await replay_sites(list(worlds.values()), config, trajectories, has_pictures=True)
     sound = []
-    for task in trajectories:
-        replay = replays[task.meta["world"], task.id]
+    for replay in replays:
         if replay.reason:
-            say(f"dropped: {task.id}: {replay.reason}")
+            say(f"dropped: {replay.task.id}: {replay.reason}")
         else:
-            sound.append((task, replay))
+            sound.append(replay)
     return sound
 
 
-async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: Endpoint | None) -> list[Json]:
+async def rows_of(replay: Replay, images: ImageFolder, endpoint: Endpoint | None) -> list[Json]:
     """Return a row for every operation of a trajectory, with what was thought and done before it; thoughts
     are those of the served model if there is one, and the template's where it gives none."""
+    task = replay.task
     moves = [row_of(record.operation, record.words) for record in replay.records]
     actions = [action_of(move) or {} for move in moves]
 
@@ -95,7 +93,7 @@ async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: End
 
     thoughts = await asyncio.gather(*map(think, range(len(moves))))
     rows = []
-    history: list[str] = []
+    history = []
     for n, move in enumerate(moves):
         picture = images.put(replay.records[n].picture)
         state = replay.records[n].state
@@ -121,7 +119,7 @@ def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
     """Return the rows, shuffled, with so many grounding rows among them that these are a `share` of all, and
     of the first rows as well, however many are taken. Such are steps that aim at something with words on it,
     each with an instruction for it alone."""
-    single_steps: dict[tuple[str, str], Json] = {}
+    single_steps = {}  # by picture and instruction
     for row in rows:
         words = row.get("words")
         if words and row["action"] in INSTRUCTIONS:
@@ -143,14 +141,14 @@ def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
 
 
 async def save_steps(
-    replays: Sequence[tuple[Task, Replay]], out: Path, served: EndpointConfig, share: float, seed: int
+    replays: Sequence[Replay], out: Path, served: EndpointConfig, share: float, seed: int
 ) -> None:
     """Write the steps of `recorded` tasks as steps.json, and the pictures that it names. The model that is
     `served`, if it has a name, writes the thoughts, and its cost is told."""
     images = ImageFolder(out / "pictures")
     async with open_endpoint(served) if served.model else contextlib.nullcontext() as endpoint:
         with progress("writing thoughts"):
-            by_task = await asyncio.gather(*(rows_of(*one, images, endpoint) for one in replays))
+            by_task = await asyncio.gather(*(rows_of(replay, images, endpoint) for replay in replays))
     rows = [row for trajectory in by_task for row in trajectory]
     everything = mixed(rows, share, seed)
     text = json.dumps(everything, indent=1, ensure_ascii=False) + "\n"

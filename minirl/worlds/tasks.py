@@ -15,17 +15,16 @@ questions about the last screenshot) in five modes of access (search, scrolling,
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from minirl.types import Task
-from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
-from minirl.worlds.looks import Json, read_table
-from minirl.worlds.search import Step
+from minirl.types import Fields, Json, Task
+from minirl.worlds.interpreter import State, World, parameter_values
+from minirl.worlds.looks import read_table
 from minirl.worlds.shop import ITEM, order_in_words
 from minirl.worlds.solutions import Part, compose, in_json, list_of
-from minirl.worlds.widgets import condition, gui_steps
+from minirl.worlds.widgets import condition
 
 WORDS = read_table("tasks")
 FAMILIES = ("solution", "visual", "question")
@@ -45,14 +44,14 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         cells = list(itertools.product(FAMILIES, MODES))
         cells.remove(("visual", "search"))
     rng.shuffle(cells)
-    tasks: dict[str, Task] = {}
+    tasks = {}
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         if len(tasks) == count:
             break
         draft = Draft(world, rng)
         if not draft.begin(family, mode):
             continue
-        while len(draft.work()) < low and draft.extend():
+        while len(compose(world, draft.parts).operations) < low and draft.extend():
             pass
         task = draft.task(f"{world.name}-{len(tasks)}", family, mode)
         if low <= task.meta["steps"] <= high:
@@ -60,17 +59,7 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     return list(tasks.values())
 
 
-def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
-    """Return the names of the operations that a path takes."""
-    state = initial_state(world.fsm)
-    operations = []
-    for step in steps:
-        operations += [gui["op"] for gui in gui_steps(world, state, step)]
-        state = apply(world.fsm, state, step.action_id, step.params)
-    return operations
-
-
-def other_ways(listing: Mapping[str, Any], target: Json, mode: str) -> list[str]:
+def other_ways(listing: Fields, target: Json, mode: str) -> list[str]:
     """Return the ways to use a list that do not go against an instruction: none where it tells a search or a
     rank, and no search where the title is not told, or the list is to be scrolled."""
     if mode == "search" or "rank" in target:
@@ -133,7 +122,7 @@ class Draft:
     def wording(self, wordings: Sequence[str], **values: Any) -> str:
         return self.rng.choice(wordings).format(**values)
 
-    def find(self, listing: Mapping[str, Any], family: str, mode: str) -> tuple[str, Json]:
+    def find(self, listing: Fields, family: str, mode: str) -> tuple[str, Json]:
         """Return a sentence by which one record of a list is to be opened, and what it says: how the list is
         set, what tells the record from all others that are shown then, its id, and in which other ways the
         list may be used as well."""
@@ -177,7 +166,7 @@ class Draft:
         }
         return f"{setting} and {opening}", find
 
-    def shown(self, listing: Mapping[str, Any], settings: Json) -> list[Mapping[str, Any]]:
+    def shown(self, listing: Fields, settings: Json) -> list[Fields]:
         """Return the records that a list shows, in their order, once it is set like this."""
         many = listing["id"]
         page = listing["page"]
@@ -217,15 +206,11 @@ class Draft:
         question = self.wording(wordings, field=fact)
         return self.wording(questions["ask"], fact=question)
 
-    def work(self) -> list[str]:
-        """Return the operations that the parts take."""
-        return operations_of(self.world, compose(self.world, self.parts))
-
     def task(self, id: str, family: str, mode: str) -> Task:
         """Return the task, whose goal is that all that it names is noted, and nothing else is done."""
         goal: Json = {"where": []}
 
-        def expect(place: str, notes: Mapping[str, Any]) -> None:
+        def expect(place: str, notes: Fields) -> None:
             for name, value in notes.items():
                 goal["where"].append(condition(f"done.{place}.{name}", "eq", value))
 
@@ -240,7 +225,7 @@ class Draft:
             expect(flow["id"], {"item": None})
         if self.answer:
             goal["answer"] = self.answer
-        work = self.work()
+        walk = compose(self.world, self.parts)
         # A slider is beyond the text agent, which has no drag.
         meta = {
             "world": self.world.name,
@@ -248,10 +233,10 @@ class Draft:
             "level": self.meta["level"],
             "family": family,
             "mode": mode,
-            "steps": len(work),
-            "agents": ["visual"] if "drag" in work else ["visual", "text"],
+            "steps": len(walk.operations),
+            "agents": ["visual"] if "drag" in walk.operations else ["visual", "text"],
             "finds": [part.find for part in self.parts if part.find],
-            "solution": in_json(compose(self.world, self.parts)),
+            "solution": in_json(walk.steps),
         }
         return Task(id, self.text(), f"http://{self.world.name}.test/", goal, meta)
 

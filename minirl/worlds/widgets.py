@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minirl.types import Fields, Json
 from minirl.worlds.fsm_file import Action, Fsm, load_fsm
 from minirl.worlds.interpreter import State, World, parameter_values
-from minirl.worlds.looks import Json, read_table, style_of
+from minirl.worlds.looks import read_table, style_of
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
@@ -223,7 +224,7 @@ def words_in(name: str) -> list[str]:
     return re.findall("[a-z]+", name.lower())
 
 
-def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
+def gui_steps(world: World, state: State, step: Step) -> list[Json]:
     """Return the mouse and keyboard work of a step, with selectors that find one element each: `click`,
     `hover`, `type_text` (in place of the text that is there), `key_press`, `drag` (a slider's thumb, `to` a
     share of its width) and `scroll` (a list, until the row `to` is its first)."""
@@ -251,7 +252,7 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
     return steps
 
 
-def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping[str, Any]) -> Any:
+def _value_by_hand(world: World, action: Action, widget: Widget, params: Fields) -> Any:
     """Return what the visitor types or chooses for an action's open parameter; there is at most one."""
     value = next(iter(params.values()), None)
     if widget.kind == "search" and action.bind and action.bind.collection:
@@ -261,7 +262,7 @@ def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping
     return value
 
 
-def _turns(world: World, action: Action, element: str, number: int) -> list[dict[str, Any]]:
+def _turns(world: World, action: Action, element: str, number: int) -> list[Json]:
     """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
     A list is at its beginning whenever something has changed."""
     size = style_of(world)["page_size"]

@@ -12,6 +12,7 @@ from peers import Idle
 from workers import make_worker
 
 from minirl.benchmarks.protocols import protocol_of
+from minirl.bill import billed
 from minirl.config import EndpointConfig
 from minirl.console import CONSOLE
 from minirl.evaluation.results import Evaluation, Result, by_task, paired, write_results
@@ -19,7 +20,7 @@ from minirl.evaluation.tables import UNNAMED, compare, curve, show
 from minirl.judges.intervals import wilson
 from minirl.recipes import tiny
 from minirl.samplers.endpoint import Endpoint
-from minirl.types import Stop, Task, Trajectory, billed
+from minirl.types import Stop, Task, Trajectory
 
 WEBVOYAGER = protocol_of("webvoyager-official")
 WITHOUT = protocol_of("webvoyager-without-aborted")

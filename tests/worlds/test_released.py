@@ -69,8 +69,8 @@ async def test_a_file_in_the_released_form_can_be_played_to_every_end(tmp_path, 
     world = load_world(tmp_path / "library")
     for one in (world, market()):
         outcomes = await replay_sites([one], CONFIG, make_walks(one, 2))
-        assert {outcome.reason for outcome in outcomes.values()} == {""} and len(outcomes) == 2
-        operations = [one.operation for outcome in outcomes.values() for one in outcome.records]
+        assert {outcome.reason for outcome in outcomes} == {""} and len(outcomes) == 2
+        operations = [one.operation for outcome in outcomes for one in outcome.records]
         typed = [one.text for one in operations if one.op == "type_text"]
         assert typed and "None" not in typed
 
@@ -125,8 +125,8 @@ async def test_the_released_sites_have_tasks_that_can_be_played_to_every_end(nam
     tasks = make_walks(world)
     assert len(tasks) == 13 and {task.goal["page"] for task in tasks} == set(world.fsm.terminal_pages)
     outcomes = await replay_sites([world], CONFIG, tasks)
-    assert {outcome.reason for outcome in outcomes.values()} == {""}
-    assert "None" not in {one.operation.text for outcome in outcomes.values() for one in outcome.records}
+    assert {outcome.reason for outcome in outcomes} == {""}
+    assert "None" not in {one.operation.text for outcome in outcomes for one in outcome.records}
 
 
 def test_a_walk_says_all_that_its_goal_asks():

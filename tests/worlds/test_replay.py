@@ -42,8 +42,8 @@ def ways(world: World, count: int = 8) -> list[list[Step]]:
     return [solution_of(task, world) for task in make_tasks(world, count)]
 
 
-def failed(replays: dict[tuple[str, str], Replay]) -> list[tuple[str, str, str]]:
-    return [(*place, replay.reason) for place, replay in replays.items() if replay.reason]
+def failed(replays: list[Replay]) -> list[tuple[str, str]]:
+    return [(replay.task.id, replay.reason) for replay in replays if replay.reason]
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(15, marks=pytest.mark.slow)])
@@ -55,8 +55,8 @@ async def test_tasks_are_done_on_sites_that_do_what_their_machines_say(count):
     outcomes = await replay_sites(list(sites.values()), CONFIG, tasks)
     assert failed(outcomes) == [] and len(outcomes) == len(tasks)
     kinds, operations = set(), set()
-    for (name, _), outcome in outcomes.items():
-        fsm = sites[name].fsm
+    for outcome in outcomes:
+        fsm = sites[outcome.task.meta["world"]].fsm
         by_id = {action.id: action for action in fsm.actions}
         widgets = [widget_of(by_id[id], fsm) for id in {one.action_id for one in outcome.records} - {""}]
         kinds |= {widget.kind for widget in widgets}
@@ -68,7 +68,7 @@ async def test_tasks_are_done_on_sites_that_do_what_their_machines_say(count):
 
 async def test_every_operation_is_recorded():
     world = make_site("shop", 11, "medium")
-    (outcome,) = (await replay_sites([world], CONFIG, make_tasks(world, 1), has_pictures=True)).values()
+    (outcome,) = await replay_sites([world], CONFIG, make_tasks(world, 1), has_pictures=True)
     assert outcome.reason == ""
     assert {record.action_id for record in outcome.records if record.operation.op == "click"}
     *before, answer = outcome.records
@@ -89,7 +89,7 @@ async def test_a_task_without_a_solution_leaves_the_others_theirs():
     twice = replace(done, id="twice", meta={**done.meta, "solution": [first, first]})
     short = replace(done, id="short", meta={**done.meta, "solution": [first]})
     outcomes = await replay_sites([world], CONFIG, [twice, done, short])
-    reasons = {id: outcome.reason for (_, id), outcome in outcomes.items()}
+    reasons = {outcome.task.id: outcome.reason for outcome in outcomes}
     assert reasons[done.id] == "" and "is not enabled on page" in reasons["twice"]
     assert reasons["short"].startswith("task short has no solution in shop-")
 
@@ -168,7 +168,7 @@ async def test_faults_are_caught(monkeypatch, count):
     monkeypatch.setattr(render, "describe", lambda world: descriptions[world.name])
     tasks = [walk(world, path, fault) for world, path, fault in broken]
     outcomes = await replay_sites([world for world, _, _ in broken], CONFIG, tasks)
-    assert [place for place, outcome in outcomes.items() if not outcome.reason] == []
+    assert [outcome.task.id for outcome in outcomes if not outcome.reason] == []
 
 
 async def test_hostile_words_are_only_words():
@@ -183,7 +183,7 @@ async def test_hostile_words_are_only_words():
     facts = {name: {"kind": attack} for name in data}
     style = {**sound.style, "labels": labels, "brand": attack, "facts": facts}
     world = World(sound.name, sound.fsm, data, style)
-    (outcome,) = (await replay_sites([world], CONFIG, make_tasks(sound, 1))).values()
+    (outcome,) = await replay_sites([world], CONFIG, make_tasks(sound, 1))
     assert outcome.reason == ""
     assert b"<img" not in render.render(world)
     with SiteServer([world]) as server:

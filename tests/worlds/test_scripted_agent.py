@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from shopping import PAGES, SHOP
+from walking import operations
 from workers import make_worker
 
 from minirl.benchmarks.world import WorldBenchmark
@@ -32,7 +33,6 @@ from minirl.worlds.scripted_agent import ScriptedPolicy, with_points
 from minirl.worlds.shop import make_shop, make_tasks
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks as tasks_in_words
-from minirl.worlds.tasks import operations_of
 
 in_browser = pytest.mark.asyncio(loop_scope="module")  # one for the whole module
 
@@ -185,7 +185,7 @@ async def test_a_task_of_another_site_cannot_be_demonstrated(worker, tmp_path):
 
 
 SITE = make_site("chat", 14, "easy")
-IN_WORDS = [(task, set(operations_of(SITE, solution_of(task, SITE)))) for task in tasks_in_words(SITE)]
+IN_WORDS = [(task, set(operations(SITE, solution_of(task, SITE)))) for task in tasks_in_words(SITE)]
 # What each agent says for what a hand does
 SAYS = {
     "visual": {"type_text": "write", "drag": "drag", "hover": "hover", "key_press": "press_keys"},

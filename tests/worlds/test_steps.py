@@ -91,7 +91,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
     (task,) = make_tasks(shop, 1)
     browser = BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0)
     config = replace(RECIPES["autowebworld_3b"](), browser=browser)
-    (solved,) = (await replay_sites([shop], browser, [task], has_pictures=True)).values()
+    (solved,) = await replay_sites([shop], browser, [task], has_pictures=True)
     with SiteServer([shop]) as server:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
@@ -142,11 +142,11 @@ def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, m
 
 
 def test_one_of_each_set_of_trajectories_with_the_same_goal():
-    tasks = [(Task(str(n), "x", f"http://{site}.test/", {"page": page}), Replay()) for n, (site, page) in
+    tasks = [Replay(Task(str(n), "x", f"http://{site}.test/", {"page": page})) for n, (site, page) in
              enumerate([("a", "P"), ("a", "P"), ("a", "Q"), ("b", "P"), ("a", "P")])]  # fmt: skip
-    chosen = [task for task, _ in one_of_each(tasks, seed=0)]
+    chosen = [replay.task for replay in one_of_each(tasks, seed=0)]
     assert [task.goal["page"] for task in chosen] == ["P", "Q", "P"] and len({t.id for t in chosen}) == 3
-    assert {one_of_each(tasks, seed)[0][0].id for seed in range(20)} == {"0", "1", "4"}
+    assert {one_of_each(tasks, seed)[0].task.id for seed in range(20)} == {"0", "1", "4"}
 
 
 def test_a_goal_is_reached_in_several_ways():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import shopping
 from playwright.async_api import Page
-from walking import last_state, visit
+from walking import last_state, operations, visit
 
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
@@ -22,7 +22,7 @@ from minirl.worlds.interpreter import State, World, parameter_values, share_met
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import solution_of
-from minirl.worlds.tasks import FAMILIES, MODES, WORDS, make_tasks, operations_of
+from minirl.worlds.tasks import FAMILIES, MODES, WORDS, make_tasks
 
 
 def sites(count: int) -> list[World]:
@@ -67,8 +67,8 @@ def test_tasks_have_their_levels_length_and_are_all_different():
         low, high = LEVELS[world.fsm.meta["level"]].steps
         for task in tasks:
             path = solution_of(task, world)
-            assert path and low <= len(operations_of(world, path)) == task.meta["steps"] <= high
-            assert ("drag" in operations_of(world, path)) == ("text" not in task.meta["agents"])
+            assert path and low <= len(operations(world, path)) == task.meta["steps"] <= high
+            assert ("drag" in operations(world, path)) == ("text" not in task.meta["agents"])
         assert len(tasks) >= 6
         assert len({task.instruction for task in tasks}) == len({task.id for task in tasks}) == len(tasks)
 

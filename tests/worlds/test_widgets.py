@@ -63,7 +63,7 @@ def shelf(page_size: int, scrolls: bool = False) -> World:
 
 async def acted_out(*paths: tuple[World, list[Step]]) -> list[Replay]:
     tasks = [walk(world, steps) for world, steps in paths]
-    return list((await replay_sites([world for world, _ in paths], CONFIG, tasks)).values())
+    return await replay_sites([world for world, _ in paths], CONFIG, tasks)
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,19 @@ import asyncio
 import os
 import re
 import time
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.session import FIRST_PAGE_SECONDS
+from minirl.package_files import table_of
 from minirl.types import Session, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
 RESET_SECONDS = 600.0  # for all sites to be made anew
 RESET_PAUSE = 5.0  # seconds between two questions whether they are
-FOLDER = Path(__file__).parent
 Login = Mapping[str, str]  # how to log in to a site, and the account; sites.toml explains the fields
-LOGINS: dict[str, Login] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
+LOGINS: dict[str, Login] = table_of("benchmarks/webarena/sites.toml")
 
 
 def login_to(name: str) -> Login:

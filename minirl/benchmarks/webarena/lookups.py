@@ -15,17 +15,18 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from minirl.benchmarks.webarena.login import FOLDER, fetch, login_to
+from minirl.benchmarks.webarena.login import fetch, login_to
 from minirl.benchmarks.webarena.tasks import sites_from_environment
+from minirl.package_files import text_of
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.types import BrowserFault, PageHangs, Session, Stop, ToolFailure
 
 ANSWER_CHARS = 6000  # of an answer, that the model reads
 PAGE_CHARS = 300_000  # of a page that is read whole: what a cart holds stands behind a long head
 JUDGE_TOKENS = 768
-MEMBER_ROLE = FOLDER.joinpath("member_role.js").read_text()
-FUZZY_MATCH = FOLDER.joinpath("fuzzy_match.md").read_text()
-UA_MATCH = FOLDER.joinpath("ua_match.md").read_text()
+MEMBER_ROLE = text_of("benchmarks/webarena/member_role.js")
+FUZZY_MATCH = text_of("benchmarks/webarena/fuzzy_match.md")
+UA_MATCH = text_of("benchmarks/webarena/ua_match.md")
 HELPER = re.compile(r"""func:(\w+)\((?:__page__,\s*)?(?:'([^']*)'|"([^"]*)")?\)""")
 NEWEST_ORDER = {
     "searchCriteria[sortOrders][0][field]": "created_at",

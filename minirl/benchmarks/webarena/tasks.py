@@ -12,15 +12,14 @@ WebAgent-R1, section 3.1 and appendix A, and the public formats. Addresses come 
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from minirl.benchmarks.fields import Addresses, Record, Text, Texts, read
 from minirl.browser.access import is_address
-from minirl.types import Task
+from minirl.types import Fields, Json, Task
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")
 
@@ -69,10 +68,10 @@ class WebArenaRecord(Record):
     require_login: bool
     storage_state: str | None = None  # the file of a stored login, like .auth/gitlab_state.json
     old_task_id: int | None = None  # only in WebArena-Lite
-    eval: dict[str, Any]
+    eval: Json
 
 
-def with_addresses(record: Mapping[str, Any]) -> Any:
+def with_addresses(record: Fields) -> Json:
     """Return a record with the sites' addresses in place of their names, as __SHOPPING__."""
     text = json.dumps(record)
     for name, address in sites_from_environment().items():
@@ -84,7 +83,7 @@ def is_webarena(task: Task) -> bool:
     return task.goal.get("kind") == "webarena"
 
 
-def webarena_task(record: Mapping[str, Any]) -> Task:
+def webarena_task(record: Fields) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
     fields = read(WebArenaRecord, with_addresses(record))
     read(Rules, fields.eval)

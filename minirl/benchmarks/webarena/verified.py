@@ -19,12 +19,12 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from playwright.async_api import BrowserContext
@@ -32,7 +32,7 @@ from playwright.async_api import BrowserContext
 from minirl.benchmarks.fields import Addresses, Record, Text, Texts, read
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.tasks import sites_from_environment, with_addresses
-from minirl.types import Score, Session, Task
+from minirl.types import Fields, Score, Session, Task
 
 if TYPE_CHECKING:
     from minirl.episode import Harness
@@ -72,7 +72,7 @@ def is_verified(task: Task) -> bool:
     return task.goal.get("kind") == "webarena-verified"
 
 
-def verified_task(record: Mapping[str, Any]) -> Task:
+def verified_task(record: Fields) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
     fields = read(VerifiedRecord, with_addresses(record))
     start, *tabs = fields.start_urls

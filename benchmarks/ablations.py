@@ -1,0 +1,158 @@
+"""The papers' ablations in small, cell by cell: one table, and a plot of gains.
+
+    python benchmarks/ablations.py --only "table 4" --budget-minutes 60
+    python benchmarks/ablations.py --list
+
+A cell is one run of train.py from the warm start of its recipe's own run (benchmarks/learning.py makes it, or
+finds it), with some flags; where the flags change what an agent sees or says, the cell clones the same
+demonstrations anew. Seeds 0 and 1; the cells of the papers' main claims take five. Cells come in the order of
+these claims. One that is there is not repeated, one that was interrupted goes on, so the script can be
+stopped at any time; none begins that is expected to end after the budget. Absent cells are listed as such.
+
+WebAgent-R1's figures 4 and 5 and table 3 are benchmarks/variants.py, AutoWebWorld's figures 4 and 5
+benchmarks/steps.py, the judge's curves benchmarks/judges.py. The last line is JSON: success by cell and seed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import learning
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from minirl.judges.intervals import wilson
+from minirl.run_folder import Run
+
+SITES = ["--task.train", "sites/train", "--task.heldout", "sites/heldout", "--eval.episodes", "96"]
+
+
+class Cell(NamedTuple):
+    part: str  # the table or figure
+    name: str
+    flags: list[str]
+    recipe: str = "tiny"
+    own_start: bool = False  # what it sees or says is another, so that it clones by itself
+    seeds: tuple[int, ...] = (0, 1)
+
+
+FIVE = (0, 1, 2, 3, 4)
+FIXED = ["--rollout.no-dynamic"]
+CELLS = [
+    Cell("OpenWebRL, table 4", "as the recipe has it", [], seeds=FIVE),
+    Cell("OpenWebRL, table 4", "without feedback", ["--agent.no-feedback"], own_start=True, seeds=FIVE),
+    Cell("OpenWebRL, table 4", "without reasoning", ["--agent.no-reasoning"], own_start=True),
+    Cell("OpenWebRL, table 4", "two screenshots", ["--agent.screenshots", "2"], own_start=True),
+    Cell("OpenWebRL, table 4", "at most 5 turns throughout", ["--rollout.max-steps", "5"]),
+    Cell("OpenWebRL, table 4", "at most 6 turns throughout", ["--rollout.max-steps", "6"]),
+    Cell(
+        "OpenWebRL, figure 8",
+        "filtered behaviour cloning",
+        ["--loss.method", "filtered-bc", *FIXED],
+        seeds=FIVE,
+    ),
+    Cell("WebAgent-R1, table 2", "M-GRPO", [], "tiny-text"),
+    Cell(
+        "WebAgent-R1, table 2",
+        "filtered behaviour cloning",
+        ["--loss.method", "filtered-bc", *FIXED],
+        "tiny-text",
+    ),
+    Cell("WebAgent-R1, table 2", "AWR", ["--loss.method", "awr"], "tiny-text"),
+    Cell("OpenWebRL, figure 6", "no dynamic sampling", FIXED, seeds=FIVE),
+    Cell("OpenWebRL, figure 6", "one epoch", ["--batch.epochs", "1"]),
+    Cell("OpenWebRL, figure 6", "two epochs", ["--batch.epochs", "2"]),
+    Cell("OpenWebRL, figure 5", "a third of the cloning", ["--sft.max-steps", "20"], own_start=True),
+    Cell(
+        "OpenWebRL, figure 5", "four times the demonstrations", ["--task.demo-goals", "400"], own_start=True
+    ),
+    Cell("credit of turns", "the episode's", SITES, own_start=True),
+    Cell("credit of turns", "return to go", [*SITES, "--loss.credit", "return-to-go"], own_start=True),
+    Cell("credit of turns", "GiGPO", [*SITES, "--loss.credit", "gigpo"], own_start=True),
+]
+
+
+@dataclass
+class Args:
+    only: str = ""
+    """Cells whose part or name has these words."""
+    budget_minutes: float = 60.0
+    """No cell begins that would take longer than what is left, by the longest so far."""
+    list: bool = False
+    """List the cells, and run none."""
+    out: Path = Path("runs/learning")
+    ranks: int = 2
+    flags: str = field(default="")
+    """Further flags for train.py in every cell, separated by blanks: --flags="--steps 2"."""
+
+
+def place(cell: Cell, seed: int) -> str:
+    """The name of a cell's run: seed0 for the recipe as it is."""
+    return f"seed{seed}{learning.suffix(' '.join(cell.flags)).strip('-').replace('sites-train', 'sites')}"
+
+
+def run_cell(args: Args, cell: Cell, seed: int) -> Run:
+    """Train a cell to its end; its warm start is made first if it is missing."""
+    bench = learning.Args(recipe=cell.recipe, out=args.out, ranks=args.ranks, flags=args.flags)
+    flags = list(cell.flags)
+    if flags and not cell.own_start:
+        flags += learning.start_of(learning.train(bench, f"seed{seed}", seed))
+    return learning.train(bench, place(cell, seed), seed, *flags)
+
+
+def of(args: Args, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """The success of a cell before and after, if it has been run."""
+    bench = learning.Args(recipe=cell.recipe, out=args.out, flags=args.flags)
+    run = learning.run_of(bench, place(cell, seed))
+    rows = {row["label"]: row for row in run.evals()}
+    after = rows.get("after RL")
+    before = rows.get("after SFT") or rows.get("after_sft")
+    return (
+        {"before": before and before["success"], "after": after["success"], "n": after["n"]}
+        if after
+        else None
+    )
+
+
+def table_of(args: Args, cells: list[Cell]) -> Table:
+    table = Table("part", "cell", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for title in ("after RL, by seed", "mean", "95% interval"):
+        table.add_column(title, justify="right")
+    for cell in cells:
+        figures = [of(args, cell, seed) for seed in cell.seeds]
+        rates = [figure["after"] for figure in figures if figure]
+        by_seed = " ".join(f"{figure['after']:.1%}" if figure else "absent" for figure in figures)
+        if not rates:
+            table.add_row(cell.part, cell.name, by_seed, "", "")
+            continue
+        n = sum(figure["n"] for figure in figures if figure)
+        low, high = wilson(round(mean(rates) * n), n)
+        table.add_row(cell.part, cell.name, by_seed, f"{mean(rates):.1%}", f"{low:.1%} to {high:.1%}")
+    return table
+
+
+def main() -> None:
+    args = tyro.cli(Args)
+    cells = [cell for cell in CELLS if args.only.lower() in f"{cell.part}, {cell.name}".lower()]
+    started, longest = time.monotonic(), 0.0
+    for cell in cells if not args.list else []:
+        for seed in cell.seeds:
+            begun = time.monotonic()
+            left = args.budget_minutes * 60 - (begun - started)
+            if of(args, cell, seed) is None and left > longest:
+                run_cell(args, cell, seed)
+                longest = max(longest, time.monotonic() - begun)
+    Console(stderr=True).print(table_of(args, cells))
+    named = {f"{cell.part}: {cell.name}": [of(args, cell, seed) for seed in cell.seeds] for cell in cells}
+    print(json.dumps(named))
+
+
+if __name__ == "__main__":
+    main()

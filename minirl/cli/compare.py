@@ -1,0 +1,99 @@
+"""`python -m minirl compare RUN RUN ...`: the curves and evaluations of several runs on one page.
+
+    config.json, metrics.jsonl, evals.jsonl of each --compare.html.j2--> settings that differ, rates, curves
+
+The page loads nothing, and everything that it shows is escaped, as in a run's own report.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from minirl.cli.report import TEMPLATES, for_json
+from minirl.console import say
+from minirl.run_folder import Run, flatten, write_atomic
+
+# What is drawn: the title, the key of metrics.jsonl, and the sentence below
+CHARTS = (
+    ("Success", "success", "Share of a training step's episodes, on the tasks that are practised."),
+    ("Held-out success", "held out", "By evaluations; a dot is one."),
+    ("Reward", "reward", "Mean of a step's episodes."),
+    ("Turns per episode", "turns", "Mean of a step's episodes."),
+    ("Tokens sampled per episode", "response_tokens", "Mean of a step's episodes."),
+    ("Entropy", "entropy", "Nats a token: how undecided the policy is."),
+    ("Importance ratio", "ratio_mean", "Probability of a token now, over that when it was sampled."),
+    ("Clip fraction", "clip_fraction", "Share of tokens whose ratio is beyond the clip."),
+    ("Gradient norm", "grad_norm", "Mean of a step's updates."),
+    ("Groups kept", "groups_kept", "Those whose episodes did not all earn alike."),
+    ("Seconds", "seconds/total", "Of each step."),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs, the first of which the others are compared with."""
+    out: Path = Path("compare.html")
+    """The page that is written."""
+
+
+def compare(folders: Sequence[Path], out: Path) -> None:
+    """Write a page with the runs in these folders. ValueError if one holds no run."""
+    runs = [Run(folder) for folder in folders]
+    names = list(map(str, folders))
+    for run in runs:
+        if not run.config():
+            raise ValueError(f"{run.root} holds no run: there is no config.json")
+    settings = [flatten(run.config()) for run in runs]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    differing = {key: [each.get(key) for each in settings] for key in keys}
+    differing = {key: values for key, values in differing.items() if any(v != values[0] for v in values)}
+    page = TEMPLATES.get_template("compare.html.j2").render(
+        names=names,
+        settings=differing,
+        rates=rates(runs),
+        data={"series": for_json(curves(runs, names)), "evals": [], "dumps": [], "charts": charts()},
+    )
+    write_atomic(out, page.encode("utf-8", "replace"))
+
+
+def rates(runs: Sequence[Run]) -> dict[str, list[dict[str, Any] | None]]:
+    """Return by label each run's evaluation, None where it has none; of several the newest."""
+    by_run = [{row["label"]: row for row in run.evals()} for run in runs]
+    labels = dict.fromkeys(label for rows in by_run for label in rows)
+    return {label: [rows.get(label) for rows in by_run] for label in labels}
+
+
+def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return a series "KEY of NAME" for every chart and run, over all steps that any run has; None: a gap."""
+    by_step: list[dict[int, dict[str, Any]]] = []
+    for run in runs:
+        rows: dict[int, dict[str, Any]] = {row["step"]: dict(row) for row in run.metrics()}
+        for row in run.evals():
+            rows.setdefault(row["step"], {})["held out"] = row["success"]
+        by_step.append(rows)
+    steps = sorted(set().union(*by_step))
+    series: dict[str, list[Any]] = {"step": steps}
+    for name, rows in zip(names, by_step, strict=True):
+        for _, key, _ in CHARTS:
+            series[f"{key} of {name}"] = [rows.get(step, {}).get(key) for step in steps]
+    return series
+
+
+def charts() -> list[Mapping[str, Any]]:
+    """Return the charts as report.js reads them."""
+    drawn = []
+    for title, key, sentence in CHARTS:
+        drawn.append({"title": title, "prefix": f"{key} of ", "zero": True, "says": sentence})
+    return drawn
+
+
+def run(argv: Sequence[str]) -> None:
+    options = tyro.cli(Options, args=argv, prog="python -m minirl compare")
+    if len(options.runs) < 2:
+        raise ValueError("name at least two runs: python -m minirl compare runs/tiny runs/wide")
+    compare(options.runs, options.out)
+    say(f"written: {options.out}")

@@ -1,0 +1,51 @@
+"""Several runs on one page, opened in Chromium from disk."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from minirl.__main__ import run as minirl
+from minirl.browser.executable import launch_options
+from minirl.run_folder import Run
+
+HOSTILE = "</script><img src=x onerror='window.hacked = 1'>"
+
+
+def make_run(root: Path, kl: float, steps: int, name: str = "x") -> Path:
+    run = Run(root)
+    run.write_config({"recipe": "tiny", "name": name, "loss": {"kl": kl, "clip_high": 0.28}})
+    for step in range(1, steps + 1):
+        run.add_metrics(step, {"success": step / 10, "entropy": float("nan")})
+    run.add_eval("after RL", step=steps, success=0.5, low=0.4, high=0.6, n=64)
+    return root
+
+
+def test_a_page_shows_what_differs_the_rates_and_a_curve_for_each_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [make_run(tmp_path / "a", 0.0, 4), make_run(tmp_path / "b", 0.1, 6, HOSTILE)]
+    minirl(["compare", *map(str, runs)])
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(**launch_options()).new_page()
+        page.goto((tmp_path / "compare.html").as_uri())
+        rows = page.locator(".settings tr").all_inner_texts()
+        assert [row.split("\t")[0] for row in rows[1:]] == ["name", "loss.kl"] and rows[2].split() == [
+            "loss.kl",
+            "0.0",
+            "0.1",
+        ]
+        assert "50.0% 40.0 to 60.0, n = 64" in page.locator(".numbers").inner_text().replace("\n", " ")
+        assert page.locator("[data-title=Success] path.line").count() == 2
+        assert page.locator("[data-title=Entropy]").count() == 0, "no run has a number"
+        assert page.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize(
+    ("folders", "words"), [(["a"], "at least two runs"), (["a", "nowhere"], "nowhere holds no run")]
+)
+def test_what_cannot_be_compared_is_said(tmp_path, monkeypatch, folders, words):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a", 0.0, 2)
+    with pytest.raises(ValueError, match=words):
+        minirl(["compare", *folders])
+    assert not (tmp_path / "compare.html").exists()
