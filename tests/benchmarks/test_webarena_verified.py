@@ -213,7 +213,7 @@ async def test_the_published_episodes_have_the_published_verdicts(tmp_path):
         assert score.value == expected["score"]
         for rule, published in zip(score.details["rules"], expected["evaluators_results"], strict=True):
             names = [assertion["assertion_name"] for assertion in published["assertions"] or ()]
-            assert [assertion["assertion_name"] for assertion in rule.get("assertions", ())] == names
+            assert [assertion["assertion_name"] for assertion in rule["assertions"] or ()] == names
             assert rule["status"] == published["status"]
         found.append(score.value)
     assert found == [0.0, 1.0]
