@@ -40,18 +40,26 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
     """Run the algorithm; a resumed run begins after `state["step"]` steps."""
     config, trainer = experiment.config, experiment.trainer
     stream = TaskStream(experiment.tasks.train, config.seed)
+    ahead: Collected | None = None
+
+    async def collect(cursor: int, step: int) -> Collected:
+        with progress(f"step {step + 1}: episodes", config.rollout.groups) as meter:
+            return await worker.collect(stream, cursor, step, meter.reach)
+
     while state["step"] < config.steps:
         if isinstance(worker, RolloutWorker):
             await evaluate_if_due(experiment, worker, state)
         step, started = state["step"], time.monotonic()
 
         # 1. Collect: G episodes for each task of the stream, until enough groups teach something.
-        with progress(f"step {step + 1}: episodes", config.rollout.groups) as meter:
-            collected: Collected = await worker.collect(stream, state["cursor"], step, meter.reach)
+        collected: Collected = ahead or await collect(state["cursor"], step)
+        ahead = None
         if collected.reason:
             say(f"step {step + 1}: {collected.reason}")
         if not collected.groups:
             raise RunEnds(f"step {step + 1}: no group to learn from. {collected.reason}")
+        if config.rollout.delay and step + 1 < config.steps:  # from the weights before this step's update
+            ahead = await collect(collected.next_cursor, step + 1)
 
         # 2. Advantages: how much better each episode was than the others of its task.
         groups: list[Group] = collected.groups

@@ -74,6 +74,8 @@ class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     small: bool = False
     """A small model and short rows."""
+    hybrid: bool = False
+    """A model of Qwen3.5-4B's sizes, not Qwen3-VL-4B's."""
     only: Annotated[tuple[Name, ...], tyro.conf.arg(help="these stages; all need `model`")] = ()
     out: Path | None = None
     """A file to which the lines are added."""
@@ -82,7 +84,15 @@ class Args:
 def start(name: str, folder: Path, args: Args, seconds: float) -> dict[str, Any]:
     """A stage's figures, or why there are none."""
     script = Path(__file__).with_name("gpu_vllm.py" if name in VLLM else "gpu_stages.py")
-    command = [sys.executable, str(script), name, str(folder), args.device, *["small"] * args.small]
+    command = [
+        sys.executable,
+        str(script),
+        name,
+        str(folder),
+        args.device,
+        *["small"] * args.small,
+        *["hybrid"] * args.hybrid,
+    ]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if args.device == "cpu" else {}
     with tempfile.TemporaryFile("w+") as errors:
         options = {"env": os.environ | hidden, "text": True, "start_new_session": True}

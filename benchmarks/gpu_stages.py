@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,15 +26,16 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from tree import Dims, Lengths, flops, trajectory_rows
+from tree import Dims, HybridDims, Lengths, flops, trajectory_rows
 
 from minirl import tree_attention
-from minirl.cli.memory_plan import meta_model, plan
+from minirl.cli.memory_plan import MODELS, meta_model, plan
 from minirl.config import ModelConfig, SamplerConfig
 from minirl.distributed import Ranks, full_tensor, open_ranks
 from minirl.loss import token_entropies, token_logprobs
-from minirl.model import Preprocessor, load_model, load_preprocessor
+from minirl.model import Preprocessor, is_hybrid, load_model, load_preprocessor
 from minirl.prefix_tree import Forest
 from minirl.recipes import openwebrl_4b
 from minirl.rows import Row, TrajectoryRows
@@ -47,6 +48,13 @@ from examples.base_models import checkpoints as tiny  # noqa: E402
 
 GB, CPU = 1e9, torch.device("cpu")
 QWEN = ROOT / "tests/data/qwen3_vl_4b/config.json"
+HYBRID = MODELS / "Qwen3.5-4B" / "config.json"
+HYBRID_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [11, 11, 10],
+}
 LENGTHS = Lengths(system=1500, response=400, feedback=60, observation=1300)
 Figures = dict[str, Any]
 
@@ -58,6 +66,7 @@ class Here:
     folder: Path
     device: torch.device
     small: bool
+    hybrid: bool = False  # a Qwen3.5
 
     @property
     def model(self) -> Path:
@@ -124,42 +133,48 @@ def ceilings(here: Here) -> Figures:
 
 
 def model(here: Here) -> Figures:
-    """A Qwen3-VL of the 4B model's sizes, on a small GPU with fewer layers. The gain of the last norm spreads
-    the logits over about 3: were all words equally probable, agreement would say nothing."""
+    """A Qwen3-VL or Qwen3.5 of the 4B model's sizes, on a small GPU with fewer layers. The gain of the last
+    norm spreads the logits over about 3: were all words equally probable, agreement would say nothing."""
     texts = tiny.corpus(["red", "mugs", "plate", "blue", "kettle", "look"], "http://shop-0.test/")
+    kind = "hybrid" if here.hybrid else "visual"
     if here.small:
-        tiny.build(here.model, texts, seed=0, hidden=64, layers=2)
-        return {"layers": 2}
-    words, sizes = tiny.build_tokenizer(texts), json.loads(QWEN.read_text())
+        layers = 4 if here.hybrid else 2
+        tiny.build(here.model, texts, seed=0, hidden=64, layers=layers, kind=kind)
+        return {"layers": layers}
+    words, sizes = (
+        tiny.build_tokenizer(texts, kind),
+        json.loads((HYBRID if here.hybrid else QWEN).read_text()),
+    )
     parts = json.loads(words.backend_tokenizer.to_str())
     parts["model"]["vocab"] |= {f"unused-{n}": n for n in range(len(words), 151_669)}
     full = Tokenizer.from_str(json.dumps(parts))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=full, chat_template=tiny.CHAT_TEMPLATE, **tiny.SETTINGS["tokenizer"]
+        tokenizer_object=full, chat_template=tiny.TEMPLATES[kind], **tiny.SETTINGS["tokenizer"]
     )
-    ids = {k: tokenizer.convert_tokens_to_ids(v) for k, v in tiny.SETTINGS["qwen3_vl"]["tokens"].items()}
-    sizes["text_config"]["rope_parameters"]["mrope_interleaved"] = True
+    ids = {k: tokenizer.convert_tokens_to_ids(v) for k, v in tiny.SETTINGS["tokens"].items()}
+    sizes["text_config"].setdefault("rope_parameters", dict(HYBRID_ROPE))["mrope_interleaved"] = True
     sizes["text_config"]["eos_token_id"] = tokenizer.eos_token_id
     here.model.mkdir()
     tokenizer.save_pretrained(here.model)
     for file in tiny.FOLDER.joinpath("processor").iterdir():
         (here.model / file.name).write_bytes(file.read_bytes())
-    for layers in (36, 30, 24, 20, 16, 12, 6, 3):
+    whole = sizes["text_config"]["num_hidden_layers"]
+    for layers in (whole, 28, 24, 20, 16, 12, 8, 4):
         sizes["text_config"]["num_hidden_layers"] = layers
-        settings = Qwen3VLConfig(**sizes | ids)
+        settings = (Qwen3_5Config if here.hybrid else Qwen3VLConfig)(**sizes | ids)
         settings.save_pretrained(here.model)
         if plan(trainer_config(here)).total / GB + 10 < here.free_gb():  # what vLLM keeps asleep
             break
         meta_model.cache_clear()
     torch.set_default_dtype(torch.bfloat16)
     with here.device:
-        net = Qwen3VLForConditionalGeneration(settings)
+        net = (Qwen3_5ForConditionalGeneration if here.hybrid else Qwen3VLForConditionalGeneration)(settings)
     with torch.no_grad():
         for weight in net.parameters():
             weight.normal_(0, 0.02) if weight.ndim > 1 else None
-        net.model.language_model.norm.weight.fill_(3.0)
+        net.model.language_model.norm.weight.fill_(2.0 if here.hybrid else 3.0)  # Qwen3.5 adds 1
     net.save_pretrained(here.model)
-    note = {} if layers == 36 else {"dropped": f"{36 - layers} of 36 layers, to fit into this GPU"}
+    note = {} if layers == whole else {"dropped": f"{whole - layers} of {whole} layers, to fit into this GPU"}
     return {"layers": layers, "parameters": sum(w.numel() for w in net.parameters())} | note
 
 
@@ -306,8 +321,8 @@ def row_flops(trainer: Trainer, rows: Sequence[Row]) -> float:
     """Operations forward and backward in the trainer's layout, the vision tower's included, attention to
     patches and what checkpointing computes again left out."""
     text, total = trainer.policy.model.config.get_text_config(), 0
-    sizes = (text.vocab_size, text.hidden_size, text.num_hidden_layers, text.num_attention_heads)
-    dims = Dims(*sizes, text.num_key_value_heads, text.head_dim, text.intermediate_size)
+    kind = HybridDims if is_hybrid(trainer.policy.model) else Dims
+    dims = kind(**{field.name: getattr(text, field.name) for field in fields(kind)})
     tower = sum(weight.numel() for weight in trainer.policy.model.model.visual.parameters())
     for batch in trainer._batches(rows):
         chains = batch.inputs.get("tree") or [Chain(0, len(row.ids)) for row in batch.rows]
@@ -365,7 +380,8 @@ def run(stages: dict[str, Callable[[Here], Figures]]) -> None:
     """Run the stage that the command line names, and print its figures."""
     name, folder, device = sys.argv[1:4]
     torch.manual_seed(0)
-    print(json.dumps(stages[name](Here(Path(folder), torch.device(device), "small" in sys.argv))), flush=True)
+    here = Here(Path(folder), torch.device(device), "small" in sys.argv, "hybrid" in sys.argv)
+    print(json.dumps(stages[name](here)), flush=True)
     os._exit(0)  # vLLM's finalizers destroy the process group that is gone by now
 
 

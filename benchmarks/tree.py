@@ -7,7 +7,8 @@ one batch. `tree`: all turns in one row, each shared token once. The model is a 
 weights and about the proportions of the 4B one; observations are text, since each screenshot is seen once
 in every layout. Lengths are OpenWebRL's divided by `--scale`, so that attention has about the share of the
 work that it has at full size. First T trajectories of their own, then G5T30: a group of 5 with a system
-prompt as long as OpenWebRL's, in one tree.
+prompt as long as OpenWebRL's, in one tree; last, as H, a trajectory in a small Qwen3.5, where three of four
+layers are gated delta rules in plain PyTorch.
 
 Seconds are CPU-seconds of one thread, the least of some repeats; memory is the peak above what the model
 takes, in a process of its own for each measurement; it keeps what it frees (see measure.py). All layouts
@@ -30,12 +31,17 @@ import tyro
 from measure import Cost, cost, fresh
 from rich.console import Console
 from rich.table import Table
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from minirl import tree_attention
 from minirl.model import Preprocessor
 from minirl.policy import Policy
-from minirl.prefix_tree import Forest, pack
+from minirl.prefix_tree import Forest, enable, pack
 from minirl.rows import Batch, Row, collate
 from minirl.tree_attention import Chain
 
@@ -47,6 +53,7 @@ TEXT_ONLY = Preprocessor(None, None, images=None, suppressed=(), end=())  # noth
 class Args:
     turns: list[int] = field(default_factory=lambda: [30, 15, 5])
     group_turns: int = 30
+    hybrid_turns: int = 15
     scale: float = 8.0
     """Tokens are OpenWebRL's divided by this; 8 needs 10 GB for 30 padded turns."""
     repeats: int = 3
@@ -80,8 +87,27 @@ class Dims:
     intermediate_size: int = 976
 
 
+@dataclass(frozen=True)
+class HybridDims:
+    """The sizes of a Qwen3.5 model."""
+
+    vocab_size: int = 512
+    hidden_size: int = 256
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 2
+    head_dim: int = 48
+    intermediate_size: int = 976
+    linear_num_key_heads: int = 4
+    linear_num_value_heads: int = 8
+    linear_key_head_dim: int = 48
+    linear_value_head_dim: int = 48
+
+
+CHUNK = 64  # tokens, of the gated delta rule
 LONG_SYSTEM = Lengths(system=4000)
 SMALL, QWEN3_4B = Dims(), Dims(151936, 2560, 36, 32, 8, 128, 9728)
+HYBRID = HybridDims()
 
 
 @dataclass(frozen=True)
@@ -120,12 +146,20 @@ def batches(layout: str, rows: Sequence[Row]) -> Iterator[Batch]:
             yield collate(part, TEXT_ONLY, {}, cpu)
 
 
-def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args) -> Outcome:
-    torch.set_num_threads(1)
+def new_model(dims: Dims | HybridDims) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**asdict(SMALL), attn_implementation="sdpa")).train()
+    if isinstance(dims, HybridDims):
+        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**asdict(dims), attn_implementation="sdpa")).train()
+    return Qwen3ForCausalLM(Qwen3Config(**asdict(dims), attn_implementation="sdpa")).train()
+
+
+def run(
+    layout: str, dims: Dims | HybridDims, lengths: Lengths, turns: int, trajectories: int, args: Args
+) -> Outcome:
+    torch.set_num_threads(1)
+    model = new_model(dims)
     if layout == "tree":
-        tree_attention.enable(model)
+        enable(model)
     policy = Policy(model, TEXT_ONLY, temperature=1.0)
 
     def update(rows: Sequence[Row]) -> tuple[int, torch.Tensor]:
@@ -162,9 +196,10 @@ def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
 # --- counting operations ---------------------------------------------------------------------------
 
 
-def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
+def flops(dims: Dims | HybridDims, chains: Sequence[Chain], responses: int) -> int:
     """Operations of a forward pass over these chains; forward and backward are three times that. Linear
-    layers for every token, the head for `responses` tokens, attention to exactly what a token sees."""
+    layers for every token, the head for `responses` tokens, attention to exactly what a token sees; of a
+    gated delta rule the products with the state and within chunks."""
     d = dims
     heads, kv_heads = d.num_attention_heads * d.head_dim, d.num_key_value_heads * d.head_dim
     weights = d.hidden_size * (2 * heads + 2 * kv_heads + 3 * d.intermediate_size)
@@ -174,10 +209,20 @@ def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
         tokens += own
         pairs += own * before + own * (own + 1) // 2
     layer = 2 * weights * tokens + 4 * heads * pairs
-    return d.num_hidden_layers * layer + 2 * d.hidden_size * d.vocab_size * responses
+    layers = d.num_hidden_layers * layer
+    if isinstance(d, HybridDims):
+        k, v = d.linear_key_head_dim, d.linear_value_head_dim
+        gated = layer + 2 * d.hidden_size * heads * tokens  # queries have a gate
+        channels = (
+            2 * d.linear_num_key_heads * k + 3 * d.linear_num_value_heads * v + 2 * d.linear_num_value_heads
+        )
+        rule = d.linear_num_value_heads * (6 * k * v + CHUNK * (5 * k + 3 * v))
+        delta = 2 * d.hidden_size * (channels + 3 * d.intermediate_size) + rule
+        layers = d.num_hidden_layers // 4 * (gated + 3 * delta * tokens)
+    return layers + 2 * d.hidden_size * d.vocab_size * responses
 
 
-def flop_ratio(dims: Dims, rows: Sequence[Row]) -> float:
+def flop_ratio(dims: Dims | HybridDims, rows: Sequence[Row]) -> float:
     """One row per turn, over all rows in one tree."""
     forest = Forest()
     for row in sorted(rows, key=lambda row: -row.shared):  # the longest prefix of a trajectory first
@@ -217,12 +262,12 @@ def main() -> None:
 
     lengths = Lengths().divided(args.scale)
     for turns in args.turns:
-        found = compare(("one", "padded", "tree"), lengths, turns, 1, args)
+        found = compare(("one", "padded", "tree"), SMALL, lengths, turns, 1, args)
         report(f"T{turns}", found, flop_ratio(SMALL, trajectory_rows(lengths, turns)))
 
     lengths, turns = LONG_SYSTEM.divided(args.scale), args.group_turns
     name = f"G{GROUP}T{turns}"
-    found = compare(("one", "tree"), lengths, turns, GROUP, args)
+    found = compare(("one", "tree"), SMALL, lengths, turns, GROUP, args)
     ratio = flop_ratio(SMALL, trajectory_rows(lengths, turns, GROUP))
     report(name, found, ratio)
     result[name] |= {
@@ -231,6 +276,13 @@ def main() -> None:
         "flop_ratio_4b": round(flop_ratio(QWEN3_4B, trajectory_rows(LONG_SYSTEM, turns, GROUP)), 2),
         "sizes": {**asdict(lengths), **asdict(SMALL)},
     }
+
+    lengths, turns = Lengths().divided(args.scale), args.hybrid_turns
+    found = compare(("one", "tree"), HYBRID, lengths, turns, 1, args)
+    ratio = flop_ratio(HYBRID, trajectory_rows(lengths, turns))
+    report(f"H{turns}", found, ratio)
+    faster = found["one"].cost.seconds / found["tree"].cost.seconds
+    result[f"H{turns}"] |= {"ratio": round(faster, 2), "flop_ratio": round(ratio, 2)}
     Console(width=110).print(table)
     print(json.dumps(result))
 

@@ -44,6 +44,9 @@ class AgentConfig:
     """Tell what each call did. Without, a visual agent learns what could not be read, others what failed."""
     answers: Literal["thinking", "action", "webrl"] = "thinking"
     """The text agent's: `<think>` and `<answer>`, the action alone, or that in WebRL's form of a prompt."""
+    numbered: Literal["webagent-r1", "listeners"] = "webagent-r1"
+    """What the text agent can act on: WebAgent-R1's elements, or also those that a script listens on."""
+    boxes: bool = True  # the text agent's pages; without boxes and doubled texts they are half as long
     reasoning: bool = True  # keep past turns' reasoning in the prompt; without, only their calls
     response_tokens: int = 1024
     context_tokens: int = 32768  # of the longest prompt with its response
@@ -107,7 +110,8 @@ class JudgeConfig(EndpointConfig):
 @dataclass(frozen=True)
 class TaskConfig:
     train: str = "shops:600-899"
-    """Generated shops by number, with an order in each; a folder of sites; or a JSONL file of tasks."""
+    """Generated shops by number, with an order in each; a folder of sites; a JSONL file of tasks; or pages of
+    MiniWoB++ with seeds, as miniwob:click-link,login-user:0-199."""
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
     train_goals: Annotated[int, Ge(0)] = 0  # only so many of the training tasks, the first; 0: all
     demo_goals: int = 100  # how many of the training goals are demonstrated
@@ -125,6 +129,7 @@ class RolloutConfig:
     max_steps: tuple[Positive, ...] = (15,)
     """Turns per episode. A curriculum names the training steps of its stages between them: 15 90 30 is 15
     turns for 90 steps, then 30."""
+    delay: Literal[0, 1] = 0  # 1: sample a step's episodes before the update of the step before, not after it
     dump_all: bool = False  # dump dropped groups, too, and keep every step's dump: for a judge to learn from
 
 

@@ -9,8 +9,11 @@ Deviations:
    was sampled.
 2. A chat template that writes today's date, as Llama 3.2's, always writes DAY: a run that is resumed
    tomorrow, and its evaluation, have the same prompts.
+3. A chat template that strips past thoughts, as Qwen3.5's where no tool has answered, is not asked about
+   them: `reasoning` alone says whether they stay, and what stays are the ids that were sampled.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
 THINK_END = "</think>"
+CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 ROLES = ["system", "user", "assistant", "user"]
@@ -47,6 +51,7 @@ class ChatFormat:
     end: str = ""  # the token that ends a response: "<|im_end|>"
     drops_end: bool = False  # past responses stand in the history without their end token
     max_chars: int = 0  # of history and page together; 0: no limit
+    tags: bool = False  # it writes tool calls in tags, as Qwen3.5's: <function=wait><parameter=seconds>
 
     @classmethod
     def from_template(cls, tokenizer: Tokenizer) -> Self:
@@ -74,6 +79,7 @@ class ChatFormat:
             opens_think=to_assistant.rstrip().endswith("<think>"),
             closing=THINK_END if to_assistant.rstrip().endswith(THINK_END) else "",
             end=ended[1] if ended else tokenizer.eos_token,
+            tags="<function=" in str(tokenizer.chat_template),
         )
 
 
@@ -226,6 +232,31 @@ def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor"
     if text:
         ids += preprocessor.tokenise(text)
     return tuple(ids)
+
+
+def calls_in_tags(text: str) -> str:
+    """Return a text with its tool calls that are JSON in tags, as Qwen3.5's chat template writes them.
+
+    >>> calls_in_tags('<tool_call>{"name": "wait", "arguments": {"seconds": 2}}</tool_call>')
+    '<tool_call>\\n<function=wait>\\n<parameter=seconds>\\n2\\n</parameter>\\n</function>\\n</tool_call>'
+    """
+    return CALL.sub(_in_tags, text)
+
+
+def _in_tags(call: re.Match[str]) -> str:
+    try:
+        record = json.loads(call[1])
+    except (ValueError, RecursionError):  # others' responses may hold anything
+        return call[0]
+    match record:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            lines = ["<tool_call>", f"<function={name}>"]
+        case _:
+            return call[0]
+    for argument, value in arguments.items():
+        written = json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+        lines += [f"<parameter={argument}>", written, "</parameter>"]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
 
 
 def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:

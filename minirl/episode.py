@@ -250,6 +250,9 @@ class Episode:
             except ToolFailure as failure:
                 lines.append(f"Failed: `{call.name}` execution failed: {failure}.")
                 ended = True
+            if not ended and await self.benchmark.has_ended(session, self.task):
+                self.answer = ""
+                ended = True
         return tuple(lines)
 
     def _stop_after_turn(self) -> Stop | None:

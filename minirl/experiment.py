@@ -77,7 +77,10 @@ class Experiment:
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = {urlsplit(task.start_url).hostname for task in live}
-        with SiteServer(sites_of(tasks)) as server:
+        folders: dict[str, Path] = {}
+        for benchmark in {benchmark_of(task) for task in tasks}:
+            folders |= benchmark.folders()
+        with SiteServer(sites_of(tasks), folders) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
             others = self.ranks.rank * self.ranks.share(config.browser.episodes)
             pool = BrowserPool(config.browser, server.sites, sealed, trusted, others)
@@ -181,7 +184,7 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
         resized = as_it_is if in_screenshot or images is None else images.resized
         return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
-        return OpenWebRLAgent(config.agent)
+        return OpenWebRLAgent(config.agent, preprocessor.chat if preprocessor else None)
     return WebAgentR1Agent(config.agent)
 
 

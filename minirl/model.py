@@ -28,7 +28,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from minirl.config import ModelConfig
 from minirl.console import first_line
-from minirl.context import IMAGE_PAD, THINK_END, VISION_CLOSE, VISION_OPEN, ChatFormat
+from minirl.context import IMAGE_PAD, THINK_END, VISION_CLOSE, VISION_OPEN, ChatFormat, calls_in_tags
 from minirl.types import Tokenizer
 
 CPU = torch.device("cpu")
@@ -149,6 +149,8 @@ class Preprocessor:
             text = text.removeprefix("<think>").removeprefix("\n")
         if self.chat.closing:
             text = text.rpartition(THINK_END)[2].lstrip()
+        if self.chat.tags:
+            text = calls_in_tags(text)
         end = self.end[:1] if ended else ()
         return text, (*self.tokenise(text), *end)
 
@@ -268,6 +270,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
+def is_hybrid(model: PreTrainedModel) -> bool:
+    """Return True if layers of the text model read token after token into a state, as Qwen3.5's do."""
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None)
+    return "linear_attention" in (layer_types or ())
+
+
 def blueprint(path: str) -> PreTrainedModel:
     """Return a checkpoint's model without weights. ValueError if there is none."""
     settings, auto = _settings(path)
@@ -307,15 +315,20 @@ def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor
     return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, preprocessor.images.merge), pictures)
 
 
-def padded_inputs(rows: list[Encoded], preprocessor: Preprocessor, device: torch.device) -> dict[str, Tensor]:
-    """Return a forward pass's inputs but its mask. Shorter rows end in 0; text has positions (B, L)."""
+def padded_inputs(
+    rows: list[Encoded], preprocessor: Preprocessor, device: torch.device, pad_left: bool = False
+) -> dict[str, Tensor]:
+    """Return a forward pass's inputs but its mask. Shorter rows end in 0, or begin with it; text has
+    positions (B, L)."""
     B = len(rows)
     L = max(len(row.ids_L) for row in rows)
     ids_BL = np.zeros((B, L), dtype=np.int64)
     position_3BL = np.zeros((3, B, L), dtype=np.int64)
     for b, row in enumerate(rows):
-        ids_BL[b, : len(row.ids_L)] = row.ids_L
-        position_3BL[:, b, : len(row.ids_L)] = row.position_3L
+        start = L - len(row.ids_L) if pad_left else 0
+        place = slice(start, start + len(row.ids_L))
+        ids_BL[b, place] = row.ids_L
+        position_3BL[:, b, place] = row.position_3L
     position = position_3BL if preprocessor.images else position_3BL[0]
     inputs = {"input_ids": torch.from_numpy(ids_BL), "position_ids": torch.from_numpy(position)}
     pictures = [picture for row in rows for picture in row.pictures]

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minirl import tree_attention
+from minirl import prefix_tree
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
@@ -65,7 +65,7 @@ def make_policy(
     if config.model.freeze_vision == "always" and preprocessor.images:
         model.model.visual.requires_grad_(False)
     if config.batch.layout == "tree":
-        tree_attention.enable(model)
+        prefix_tree.enable(model)
     dtype = compute_dtype(config.model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
         return policy.to(ranks.device).float()

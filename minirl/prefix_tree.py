@@ -8,8 +8,9 @@ reasoning and feedback), the trajectories of a group system and task. A `Forest`
     chain 2               |                                \\ screenshot 2 response 2   (up to tabs 2)
     ...
 
-and minirl/tree_attention.py lets a chain see its prefix and, causally, itself. A token has the position that
-it would have had alone, so hidden states, log-probs and gradients are exactly those of one row per turn.
+and minirl/tree_attention.py lets a chain see its prefix and, causally, itself; in layers without attention it
+goes on from its prefix's state (minirl/tree_recurrence.py). A token has the position that it would have had
+alone, so hidden states, log-probs and gradients are exactly those of one row per turn.
 Shape suffixes: L row length.
 """
 
@@ -19,8 +20,10 @@ from hashlib import sha256
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
-from minirl.model import Encoded, Picture, Preprocessor, image_starts, padded_inputs
+from minirl import tree_attention, tree_recurrence
+from minirl.model import Encoded, Picture, Preprocessor, image_starts, is_hybrid, padded_inputs
 from minirl.rows import Batch, MicroBatch, Row, encode_row, with_targets
 from minirl.tree_attention import Chain, Range
 from minirl.types import ImageStore
@@ -155,3 +158,16 @@ def lay_out_trunks(rows: Sequence[Row], keys: Sequence[np.ndarray]) -> Forest:
     for prefix in sorted(prefixes, key=len, reverse=True):
         forest.add(prefix)
     return forest
+
+
+def enable(model: PreTrainedModel) -> None:
+    """Make the model's text layers understand `tree=`. ValueError for layers it would be wrong for."""
+    text = model.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    if kinds - {"full_attention", "linear_attention"} or getattr(text, "sliding_window", None):
+        raise ValueError(
+            "prefix trees need full attention or a gated delta rule; use --batch.layout per-turn"
+        )
+    if is_hybrid(model):
+        tree_recurrence.enable(model)
+    tree_attention.enable(model)

@@ -36,6 +36,7 @@ recipes:
     tiny               a Qwen3-VL of 1M parameters in generated shops: minutes on two CPU cores
     tiny-text          WebAgent-R1 in small: a Llama of 0.7M parameters reads such shops' HTML
     openwebrl-4b, -8b  OpenWebRL: Qwen3-VL, screenshots and 13 tools, on live sites
+    openwebrl-qwen35   the same with Qwen3.5-4B, for which no paper has numbers
     webagent-r1-3b     WebAgent-R1: Qwen2.5, HTML and one action a turn, on WebArena
     webagent-r1-8b     the same with Llama-3.1, from WebRL's checkpoint (--warm-start)
     autowebworld-3b    AutoWebWorld: Qwen2.5-VL, screenshots, on recorded steps of generated sites
@@ -118,6 +119,13 @@ def openwebrl_8b() -> Config:
     )
 
 
+def openwebrl_qwen35() -> Config:
+    """OpenWebRL with Qwen3.5-4B, ours: all numbers are the 4B's, of a paper that trained Qwen3-VL."""
+    config = openwebrl_4b()
+    model = replace(config.model, path="Qwen/Qwen3.5-4B")
+    return replace(config, recipe="openwebrl_qwen35", model=model)
+
+
 def webagent_r1_3b() -> Config:
     """WebAgent-R1, Qwen2.5-3B. Appendix B. Code ends only evaluations after 5 errors or repeats."""
     return Config(
@@ -184,5 +192,7 @@ def autowebworld_3b() -> Config:
     return replace(config, recipe="autowebworld_3b", model=model)
 
 
-_PAPERS = openwebrl_4b, openwebrl_8b, webagent_r1_3b, webagent_r1_8b, autowebworld_3b, autowebworld_7b
-RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in (tiny, tiny_text, *_PAPERS)}
+_OPENWEBRL = openwebrl_4b, openwebrl_8b, openwebrl_qwen35
+_OTHERS = webagent_r1_3b, webagent_r1_8b, autowebworld_3b, autowebworld_7b
+_ALL = (tiny, tiny_text, *_OPENWEBRL, *_OTHERS)
+RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}

@@ -116,7 +116,8 @@ class Trainer:
             tick()
         metrics = step_metrics(steps)
         mismatch = metrics["mismatch_mean"]
-        if mismatch > MAX_MISMATCH and not config.replay:
+        same_weights = not config.replay and not config.rollout.delay
+        if mismatch > MAX_MISMATCH and same_weights:
             problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
             raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
         return metrics | {"lr": lr}

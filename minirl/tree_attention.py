@@ -188,11 +188,7 @@ def tree_attention(
 
 
 def enable(model: PreTrainedModel) -> None:
-    """Make the model's text layers understand `tree=`. ValueError for layers it would be wrong for."""
-    text = model.config.get_text_config()
-    partial = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
-    if partial or getattr(text, "sliding_window", None):
-        raise ValueError("prefix trees need layers of full attention; use --batch.layout per-turn")
+    """Make the attention of a model's text layers understand `tree=`."""
     AttentionInterface.register("tree", tree_attention)
     AttentionMaskInterface.register("tree", sdpa_mask)
     if hasattr(model.config, "vision_config"):

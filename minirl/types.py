@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ Json = dict[str, Any]  # an object of JSON
 Fields = Mapping[str, Any]  # values by name, to be read alone
 Feedback = tuple[str, ...]  # what an agent is told: a line for each of its calls
 Point = tuple[float, float]  # x and y in the page's pixels
+Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
 
 
 class Stop(Enum):
@@ -105,9 +107,6 @@ class Observation:
     page_text: str = ""
     url: str = ""
     state: str = ""  # of the page, as its benchmark names it, if credit is given by states
-
-
-Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
 
 
 @dataclass(frozen=True)
@@ -306,6 +305,7 @@ class Session(Protocol):
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
     news: list[str]  # what happened by itself, a sentence each
+    scale: float  # pixels of a screenshot for one of the page's
     picture: bytes  # the last screenshot, until an action has settled
     unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
@@ -320,8 +320,7 @@ class Session(Protocol):
     async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
-    # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: Point | None = None) -> Any: ...
+    async def arm(self, point: Point | None = None) -> Any: ...  # before an action; returns what is there
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
@@ -329,8 +328,7 @@ class Session(Protocol):
     async def wheel(self, point: Point, dx: float, dy: float) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
-    # returns URLs and titles, and which is the current one
-    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...
+    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...  # URLs and titles, and the current one's
     async def new_tab(self) -> int: ...
     async def switch_tab(self, index: int) -> None: ...
     async def close_tab(self) -> int: ...
@@ -338,10 +336,8 @@ class Session(Protocol):
     async def blocked(self) -> str: ...  # why the page keeps visitors out, or ""
 
 
-class Browsers(Protocol):
-    """Opens a session for each episode: minirl/browser/pool.py."""
-
-    def session(self) -> AbstractAsyncContextManager[Session]: ...
+class Browsers(Protocol):  # opens an episode's session, its pages of a size if one is given
+    def session(self, size: tuple[int, int] | None = None) -> AbstractAsyncContextManager[Session]: ...
 
 
 class Hosts(Protocol):
@@ -382,8 +378,10 @@ class Benchmark(Protocol):
     def identity(self, task: Task) -> set[tuple[str, ...]]: ...  # two tasks that share a name are the same
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
+    def folders(self) -> dict[str, Path]: ...  # of pages that are served here, by host
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
     def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]: ...
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
+    async def has_ended(self, session: Session, task: Task) -> bool: ...  # if the page has ended the episode
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer
     async def state(self, session: Session) -> str: ...  # a name for the page's; "": its looks must do

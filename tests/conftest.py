@@ -157,6 +157,16 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def hybrid_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a Qwen3.5: three of its four layers are gated delta rules."""
+    from examples.base_models import checkpoints as tiny
+
+    texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
+    path = tmp_path_factory.mktemp("hybrid") / "model"
+    return tiny.build(path, texts, seed=0, hidden=64, kind="hybrid")
+
+
+@pytest.fixture(scope="session")
 def preprocessor(tiny_folder: Path) -> Preprocessor:
     """The small model's tokenizer, chat format and image processor."""
     from minirl.config import ModelConfig

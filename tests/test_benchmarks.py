@@ -47,7 +47,15 @@ def test_zero_is_cloned_for_less_long_than_the_recipe():
 @pytest.mark.parametrize(
     "command",
     [
-        ["tree.py", "--turns", "3", "--group-turns", "3", "--scale", "60", "--repeats", "1", "--enough", "0"],
+        [
+            "tree.py",
+            "--turns=3",
+            "--group-turns=3",
+            "--hybrid-turns=3",
+            "--scale=60",
+            "--repeats=1",
+            "--enough=0",
+        ],
         ["minibatches.py", "--turns", "3", "--groups", "2", "--minibatch", "8"],
         ["worlds.py", "--sites", "4", "--no-browser"],
     ],
@@ -71,6 +79,16 @@ def test_the_calls_of_the_first_run_on_a_gpu_run_in_small_on_the_cpu(tmp_path):
     assert list(stages) == STAGES and not any("error" in line for line in stages.values()), stages
     assert not any(line["failed"] for line in stages.values())
     assert stages["trainer"]["cosine"] > 0.999 and stages["trainer"]["tree_mfu"] > 0
+
+
+@pytest.mark.more
+def test_the_trainers_stage_with_a_hybrid(gpu, tmp_path):
+    out = tmp_path / "out.jsonl"
+    status = gpu.main(
+        ["--device", "cpu", "--small", "--hybrid", "--out", str(out), "--only", "model", "trainer"]
+    )
+    lines = lines_of(out, "name")
+    assert status == 0 and lines["model"]["layers"] == 4 and not lines["trainer"]["failed"], lines
 
 
 @pytest.mark.vllm

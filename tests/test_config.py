@@ -25,7 +25,8 @@ FLAGS = """
 --plan
 --model.path --model.dtype --model.gradient-checkpointing --model.freeze-vision --model.max-pixels
 --agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.answers
---agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
+--agent.numbered --agent.boxes --agent.reasoning --agent.response-tokens --agent.context-tokens
+--agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
 --browser.deny --browser.host-rate --browser.insecure --browser.locale --browser.timezone --browser.user-agent
@@ -35,7 +36,7 @@ FLAGS = """
 --judge.prompt --judge.response-tokens
 --task.train --task.heldout --task.demo-goals --task.train-goals --task.short --task.demo-long --task.reward
 --task.reset
---rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
+--rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.delay --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.success
 --reward.format-error --reward.partial
 --loss.method --loss.weighting --loss.credit --loss.clip-high --loss.dual-clip --loss.kl --loss.std-eps
@@ -85,6 +86,7 @@ PAPERS = {
 LLAMA = {"model.path": "meta-llama/Llama-3.1-8B-Instruct", "agent.answers": "webrl"}
 SIZES = {
     "openwebrl_8b": ("openwebrl_4b", {"model.path": "Qwen/Qwen3-VL-8B-Thinking", "optim.lr": 5e-7}),
+    "openwebrl_qwen35": ("openwebrl_4b", {"model.path": "Qwen/Qwen3.5-4B"}),
     "webagent_r1_8b": ("webagent_r1_3b", LLAMA),
     "autowebworld_3b": ("autowebworld_7b", {"model.path": "Qwen/Qwen2.5-VL-3B-Instruct"}),
 }

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from examples.base_models.checkpoints import HYBRID_TEMPLATE
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.webagent_r1 import WEBRL, WebAgentR1Agent
 from minirl.config import AgentConfig, ModelConfig
-from minirl.context import ROLES, ChatFormat, Context, UserMessage, think_ends
+from minirl.context import ROLES, ChatFormat, Context, UserMessage, calls_in_tags, think_ends
 from minirl.episode import conversation
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import webagent_r1_8b
-from minirl.types import Observation, Prompt, Task, Trajectory, Turn
+from minirl.types import Call, Observation, Prompt, Task, Trajectory, Turn
 
 SYSTEM = "Use the browser."
 TASK = "choose mug"
@@ -339,6 +340,77 @@ def test_a_template_writes_the_same_date_on_every_day(preprocessor):
         preprocessor, template_of("[ROLE] ", "<|im_end|>", first="{{ strftime_now('%d %b %Y') }} ")
     )
     assert chat.start == "26 Jul 2024 [system] "
+
+
+THOUGHTLESS = HYBRID_TEMPLATE.replace("enable_thinking is defined and not enable_thinking", "true")
+
+
+@pytest.mark.parametrize("template", [HYBRID_TEMPLATE, THOUGHTLESS], ids=["thinks", "does not think"])
+def test_qwen3_5s_template_writes_the_same_history(speaks, template):
+    """It keeps what tools have answered to, and so the thoughts of all turns of the visual agent. Where it
+    has closed the newest thought, what was sampled stays behind it."""
+    model = speaks(template)
+    thinks = template is HYBRID_TEMPLATE
+    assert model.chat.tags and model.chat.opens_think == thinks and bool(model.chat.closing) != thinks
+    agent = OpenWebRLAgent(AgentConfig(), model.chat)
+    assert "<parameter=argument>" in agent.system and ("your reasoning" in agent.system) == thinks
+    context = Context(model, agent, AgentConfig(), TASK)
+    call = '<tool_call>\n{"name": "wait", "arguments": {"seconds": 2}}\n</tool_call>'
+    call_in_tags = calls_in_tags(call)
+    messages = [{"role": "system", "content": agent.system}]
+    for t in range(3):
+        prompt = context.observe(Observation(f"Tab {t}"), ("did", "ok") if t else ())
+        messages.append({"role": "user", "content": context.messages()[-1][1][0]})
+        expected = rendered(model, messages, [])
+        if (
+            not thinks
+        ):  # this history has a thought before each past response, which the template has left out
+            text = model.tokenizer.decode(prompt.ids)
+            expected = tuple(
+                model.tokenise(text.replace(f"<think>\n\n</think>\n\n{call_in_tags}", call_in_tags))
+            )
+            assert model.tokenizer.decode(expected) == model.tokenizer.decode(rendered(model, messages, []))
+        else:
+            assert prompt.ids == expected
+        response, ids = model.render_response(f"<think>\nso {t}\n</think>\n\n{call}")
+        assert response == (f"so {t}\n</think>\n\n{call_in_tags}" if thinks else call_in_tags)
+        assert agent.parse(model.chat.closing + response).calls == (Call("wait", {"seconds": 2}),)
+        context.respond(ids, response)
+        messages.append({"role": "assistant", "content": f"<think>\n{response}" if thinks else response})
+
+
+def test_past_thoughts_stay_where_the_template_strips_them(speaks):
+    """It takes what no tool has answered for a new question: there what was sampled is what is trained."""
+    model = speaks(HYBRID_TEMPLATE)
+    _, ids = model.render_response("<think>\nso\n</think>\n\nANS")
+    for reasoning in (True, False):
+        agent = SimpleNamespace(
+            system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
+        )
+        context = Context(model, agent, AgentConfig(reasoning=reasoning), "")
+        context.observe(Observation(""))
+        context.respond(ids, "so\n</think>\n\nANS")
+        text = model.tokenizer.decode(context.observe(Observation("")).ids)
+        assert "<think>\n" + ("so\n" if reasoning else "") + "</think>\n\nANS<|im_end|>" in text
+    messages = [
+        {"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", "so</think>ANS", "U1"), strict=True)
+    ]
+    assert "so" not in model.tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+CALLS = [
+    "click",
+    "not JSON",
+    '{"name": "wait"}',
+    '{"name": 1, "arguments": {}}',
+    '{"name": "a", "arguments": []}',
+]
+
+
+@pytest.mark.parametrize("call", [*CALLS, '{"a": ' * 10**5])
+def test_what_is_no_call_stays_as_it_is(call):
+    text = f"so</think>\n<tool_call>{call}</tool_call> and <tool_call>"
+    assert calls_in_tags(text) == text
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -73,13 +73,15 @@ class Album(dict):
         return name
 
 
-def conversation(preprocessor: Preprocessor, album: Album, png: Callable, seed: int, keep: int) -> list[Row]:
+def conversation(
+    preprocessor: Preprocessor, album: Album, png: Callable, seed: int, keep: int, turns: int = 4
+) -> list[Row]:
     """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
     rng = random.Random(seed)
     config = AgentConfig(brief=True, screenshots=keep)
     context = Context(preprocessor, OpenWebRLAgent(config), config, "Order two mugs.")
     rows, feedback = [], ()
-    for t in range(4):
+    for t in range(turns):
         picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if preprocessor.images else None
         prompt = context.observe(Observation(f"tab {t} {seed}", image=picture), feedback)
         response = tuple(rng.randrange(40, 300) for _ in range(rng.randint(2, 7)))
@@ -129,7 +131,7 @@ def packed(model, preprocessor, rows, images):
 def seeing(model, preprocessor, png):
     """The tiny Qwen3-VL with the tree switched on, rows of a group of three, and where their images are."""
     model = copy.deepcopy(model).train()
-    tree_attention.enable(model)
+    prefix_tree.enable(model)
     album = Album()
 
     def rows(keep: int = 1) -> list[Row]:
@@ -223,7 +225,7 @@ def test_other_models(preprocessor, png, kind, keep):
         config = getattr(transformers, f"{kind}Config")(vocab_size=len(preprocessor.tokenizer), **TEXT_SIZES)
         model = getattr(transformers, f"{kind}ForCausalLM")(config).train()
         sees = replace(preprocessor, images=None)
-    tree_attention.enable(model)
+    prefix_tree.enable(model)
     album = Album()
     rows = sum((conversation(sees, album, png, seed, keep) for seed in range(2)), [])
     oracle = one_by_one(model, sees, rows, album)
@@ -333,7 +335,7 @@ def test_without_a_tree_padding_is_masked_as_before(seeing):
 def test_layers_that_a_tree_would_be_wrong_for_are_refused():
     config = transformers.MistralConfig(vocab_size=50, **TEXT_SIZES, sliding_window=8)
     with pytest.raises(ValueError, match="--batch.layout per-turn"):
-        tree_attention.enable(transformers.MistralForCausalLM(config))
+        prefix_tree.enable(transformers.MistralForCausalLM(config))
 
 
 def test_a_row_budget_below_one_turn_is_refused(seeing):

@@ -16,6 +16,7 @@ from peers import ROOT, start
 
 import sft
 import train as script
+from examples.base_models import checkpoints as base_models
 from minirl.checkpoint import checkpoints
 from minirl.cli import lifecycle
 from minirl.cli.offline import Replay
@@ -209,6 +210,51 @@ async def test_shuffled_rewards_are_what_is_learned(shuffle):
     for found in learned:
         assert sorted(found) == pytest.approx(expected, abs=1e-3)
         assert (list(found) == sorted(found)) is not shuffle
+
+
+@pytest.mark.more
+def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
+    """sft.py and two steps of train.py on shops with a Qwen3.5, whose calls are in tags: trees in its
+    updates, the sampler's log-probs the trainer's."""
+    folder = str(
+        base_models.build(tmp_path / "model", base_models.vocabulary(), seed=0, hidden=64, kind="hybrid")
+    )
+    cloned = start("sft.py", *small(tmp_path / "cloned", "--model.path", folder))
+    assert cloned.returncode == 0, cloned.stderr
+    demos = Run(tmp_path / "cloned").load_trajectories("demos")
+    texts = [turn.text for demo in demos for turn in demo.turns]
+    assert texts and all("<function=" in text and '"name"' not in text for text in texts)
+    warm = str(tmp_path / "cloned" / "checkpoints" / "sft")
+    trained = start(
+        "train.py", *small(tmp_path / "run", "--model.path", folder, "--warm-start", warm, "--steps=2")
+    )
+    assert trained.returncode == 0, trained.stderr
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    gaps = [step["mismatch_max"] for step in steps if "mismatch_max" in step]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected"),
+    [(0, "c0 u0 s c1 u1 s c2 u2 s"), (1, "c0 c1 u0 s c2 u1 s u2 s")],
+)
+async def test_with_a_delay_episodes_are_of_the_weights_before_the_last_update(delay, expected):
+    """Each step's tasks go on where those of the step before ended, and what is learned is in its order."""
+    group = tuple(Trajectory(TASK, m, turns=(TURN,), reward=float(m)) for m in range(8))
+    config = replace(tiny().rollout, delay=delay)
+    experiment, worker = collecting(Mock(), steps=3, rollout=config)
+    order = []
+
+    def collect(stream, cursor, step, tick) -> Collected:
+        assert cursor == 10 * step
+        order.append(f"c{step}")
+        return Collected([group], cursor + 10, [], submitted=1, dropped=0)
+
+    worker.collect.side_effect = collect
+    worker.sync.side_effect = lambda weights: order.append("s")
+    experiment.trainer.update.side_effect = lambda rows, step, tick: order.append(f"u{step}") or {}
+    await script.train(experiment, worker, {"step": 0, "cursor": 0})
+    assert " ".join(order) == expected
 
 
 @pytest.mark.parametrize(("n", "remedy"), [(7, "; --resume goes on after step 7"), (0, "")])

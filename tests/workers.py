@@ -41,6 +41,12 @@ class Scored:
     def places(self, task: Task) -> set[tuple[str, int]]:
         return set()
 
+    def folders(self) -> dict[str, Any]:
+        return {}
+
+    async def has_ended(self, session: Any, task: Task) -> bool:
+        return False
+
     def needs_judge(self, task: Task) -> bool:
         return False
 

@@ -1,4 +1,4 @@
-"""Random tiny checkpoints: the real Qwen3-VL and Llama architectures at about 1M parameters, for laptops.
+"""Random tiny checkpoints: real Qwen3-VLs, Qwen3.5s and Llamas with about 1M parameters, for laptops.
 
 `build` writes one as an ordinary Hugging Face folder. Its byte-level BPE can spell any text; the words,
 tool-call pieces and round coordinates of its world, or a text agent's attributes, are single tokens, which
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from minirl.agents.openwebrl import TOOLS, system_prompt
@@ -34,6 +35,9 @@ FOLDER = Path(__file__).parent
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
 CHAT_TEMPLATE = FOLDER.joinpath("chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
+# As Qwen3.5's template writes it: calls in tags, past thoughts only where tools have answered
+HYBRID_TEMPLATE = FOLDER.joinpath("chat_template_hybrid.jinja").read_text(encoding="utf-8").removesuffix("\n")
+TEMPLATES = {"visual": CHAT_TEMPLATE, "hybrid": HYBRID_TEMPLATE, "text": TEXT_TEMPLATE}
 SETTINGS = tomllib.loads(FOLDER.joinpath("checkpoints.toml").read_text(encoding="utf-8"))
 
 
@@ -103,7 +107,7 @@ def text_corpus(shops: Iterable[Iterable[Any]]) -> list[str]:
 
 def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTokenizerFast:
     """Return a byte-level BPE over `texts`, with Qwen's control tokens, for one `kind` of checkpoint."""
-    parts = SETTINGS["tokenizers"][kind]
+    parts = SETTINGS["tokenizers"]["text" if kind == "text" else "visual"]
     bpe = Tokenizer(models.BPE())
     if "unread" in parts:
         bpe.normalizer = normalizers.Replace(Regex(parts["unread"]), "")
@@ -121,14 +125,15 @@ def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTok
     # Markup is added last, as ordinary tokens: what a model writes keeps it when control tokens are dropped.
     markup = [AddedToken(token, special=False, normalized=False) for token in parts["markup"]]
     bpe.add_tokens(markup)
-    template = CHAT_TEMPLATE if kind == "visual" else TEXT_TEMPLATE
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=template, **SETTINGS["tokenizer"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, chat_template=TEMPLATES[kind], **SETTINGS["tokenizer"]
+    )
 
 
 def build(
     path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4, kind: str = "visual"
 ) -> Path:
-    """Write a checkpoint of one kind ("visual", "text") with random weights; return its folder."""
+    """Write a checkpoint of one kind ("visual", "hybrid", "text") with random weights; return its folder."""
     tokenizer = build_tokenizer(texts, kind)
     sizes: dict[str, Any] = {
         "hidden_size": hidden,
@@ -140,7 +145,7 @@ def build(
     }
     torch.manual_seed(seed)
     # A Llama for text, because transformers replaces a Qwen2.5's tokenizer.
-    model = random_llama(sizes) if kind == "text" else random_qwen3_vl(sizes, tokenizer)
+    model = random_llama(sizes) if kind == "text" else random_qwen(kind, sizes, tokenizer)
 
     # Everything is written beside `path` first, so that `path` is never half a checkpoint.
     part = path.with_name(path.name + ".part")
@@ -158,11 +163,16 @@ def random_llama(sizes: dict[str, Any]) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**SETTINGS["llama"], **sizes))
 
 
-def random_qwen3_vl(sizes: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    parts = SETTINGS["qwen3_vl"]
+def random_qwen(kind: str, sizes: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Return a Qwen3-VL, or for "hybrid" a Qwen3.5."""
+    parts = SETTINGS["qwen3_5" if kind == "hybrid" else "qwen3_vl"]
     text = parts["text_config"] | sizes
     vision = parts["vision_config"] | {"out_hidden_size": sizes["hidden_size"]}
     common: dict[str, Any] = dict(parts["common"])
-    for name, token in parts["tokens"].items():
+    for name, token in SETTINGS["tokens"].items():
         common[name] = tokenizer.convert_tokens_to_ids(token)
+    if kind == "hybrid":
+        return Qwen3_5ForConditionalGeneration(
+            Qwen3_5Config(text_config=text, vision_config=vision, **common)
+        )
     return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **common))

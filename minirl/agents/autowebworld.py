@@ -169,11 +169,12 @@ class AutoWebWorldAgent:
 
     async def act(self, session: Session, call: Call) -> str:
         """Carry out one action; return what it did. Raises as openwebrl_actions.act does."""
-        return await tools.act(session, self.tool_call(call, session.width, session.height))
+        width, height = round(session.width * session.scale), round(session.height * session.scale)
+        return await tools.act(session, self.tool_call(call, width, height))
 
     def tool_call(self, call: Call, width: int, height: int) -> Call:
-        """Return the tool that does an action on a page of this size: of 1280 x 720, which Qwen2.5-VL sees as
-        1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
+        """Return the tool that does an action on a screenshot of this size: of 1280 x 720, which Qwen2.5-VL
+        sees as 1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside it."""
         picture_width, picture_height = self.resized(width, height)
         tool = TOOLS[call.name]
         arguments = {}

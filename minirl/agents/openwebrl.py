@@ -8,8 +8,9 @@ Deviations:
 2. Calls of one response stop at the first failure or at `done`.
 3. A point beside the picture fails, and so does one in shares of it, as [0.5, 0.3]; the released code clicks
    there.
-4. A call may have line breaks in its texts and a fence around it, or be written as Qwen3-Coder's are:
-   `<function=NAME><parameter=NAME>value</parameter></function>`.
+4. A call may have line breaks in its texts and a fence around it, or be written as Qwen3.5's are:
+   `<function=NAME><parameter=NAME>value</parameter></function>`. A model whose chat template writes calls so
+   is shown this form.
 5. Where the chat template has closed the thought already, a response needs none.
 """
 
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError, create_m
 from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS, shorten
 from minirl.config import AgentConfig
-from minirl.context import ChatFormat, UserMessage
+from minirl.context import ChatFormat, UserMessage, calls_in_tags
 from minirl.package_files import text_of
 from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
@@ -33,9 +34,11 @@ PROMPT = text_of("agents/prompts/openwebrl.md").rstrip("\n")
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
-_ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.DOTALL)
+_ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|</function>\s*\Z|\Z)", re.DOTALL)
 UNREADABLE = "tool_call"  # names the call that stands for a block that can't be read, and says why
 FORM = '{"name": "click", "arguments": {"point_2d": [500, 120]}}'
+FORM_IN_TAGS = "<function=click><parameter=point_2d>[500, 120]</parameter></function>"
+THOUGHT = "<think>\nyour reasoning\n</think>\n"  # in the form that PROMPT asks for
 
 
 class CallRecord(BaseModel):
@@ -79,20 +82,24 @@ def schemas() -> list[Json]:
     return out
 
 
-def system_prompt(brief: bool, file: Path | None = None) -> str:
-    """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`. `brief` is for
-    models that are too small to read them."""
+def system_prompt(brief: bool, file: Path | None = None, chat: ChatFormat | None = None) -> str:
+    """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`, and calls as this
+    chat's model writes them. `brief` is for models that are too small to read them."""
     if brief and file is None:
         return "Use the browser."
     text = file.read_text("utf-8") if file else PROMPT
+    if chat and chat.tags:
+        text = calls_in_tags(text)
+    if chat and chat.closing:
+        text = text.replace(THOUGHT, "")
     lines = [json.dumps(schema, ensure_ascii=False) for schema in schemas()]
     return text.replace("{tools}", "\n".join(lines))
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str, form: str = FORM) -> Parsed:
     """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. In format is
-    what has one that is JSON with a name (appendix A.4). The opening `<think>` may be missing, because
-    Qwen3-VL-Thinking's template writes it into the prompt.
+    what has one that is JSON with a name (appendix A.4) or in tags; else `form` is shown. The opening
+    `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
 
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls
     (Call(name='go_back', arguments={}),)
@@ -109,7 +116,7 @@ def parse(text: str) -> Parsed:
     calls = tuple(read_call(block) for block in blocks)
     if all(call.name == UNREADABLE for call in calls):
         problem = calls[0].arguments.get("problem")
-        return Parsed(thought, error=f"Error: a tool call is {problem}. Write it like {FORM}.")
+        return Parsed(thought, error=f"Error: a tool call is {problem}. Write it like {form}.")
     return Parsed(thought, calls)
 
 
@@ -189,13 +196,16 @@ class OpenWebRLAgent:
 
     message_format: ChatFormat | None = None  # the model's own chat template
     final_call: tuple[str, str] = ("done", "response")
-    parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
     act = staticmethod(act)
 
-    def __init__(self, config: AgentConfig):
+    def __init__(self, config: AgentConfig, chat: ChatFormat | None = None):
         self.config = config
-        self.system = system_prompt(config.brief, config.prompt)
+        self.system = system_prompt(config.brief, config.prompt, chat)
+        self.form = FORM_IN_TAGS if chat and chat.tags else FORM
+
+    def parse(self, text: str) -> Parsed:
+        return parse(text, self.form)
 
     def user_message(
         self, n: int, instruction: str, observation: Observation, feedback: Feedback

@@ -54,12 +54,19 @@
     return false;
   };
 
-  // The page as HTML, annotated; leaves the numbered elements in the window.
-  const annotate = () => {
+  // The page as HTML, annotated; leaves the numbered elements in the window. With Chromium's own
+  // getEventListeners what a script listens on, and what has any role of a widget, is numbered, too.
+  const annotate = listenersOf => {
     const ROLES = new Set(['button', 'tab', 'link', 'checkbox', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
       'radio']);
     const TAGS = new Set(['INPUT', 'TEXTAREA', 'SELECT', 'BUTTON', 'A', 'IFRAME', 'FRAME', 'VIDEO', 'OBJECT',
       'EMBED', 'DETAILS']);
+    const WIDGETS = new Set(['combobox', 'gridcell', 'option', 'searchbox', 'slider', 'spinbutton', 'switch',
+      'textbox', 'treeitem']);
+    const CLICKS = ['click', 'mousedown', 'mouseup', 'pointerdown', 'pointerup'];
+    // the whole page is nothing to click
+    const listens = e => e.tagName !== 'HTML' && e.tagName !== 'BODY' &&
+      (WIDGETS.has(lower(e, 'role')) || CLICKS.some(kind => kind in listenersOf(e)));
     // the element's own attribute: what stands within something that can be edited does not count
     const EDITABLE = new Set(['', 'contenteditable', 'true']);
     const lower = (e, name) => (e.getAttribute(name) ?? 'none').toLowerCase();
@@ -67,7 +74,7 @@
       e.hasAttribute('jsaction') || EDITABLE.has(lower(e, 'contenteditable')) ||
       (e.tagName === 'LABEL' && e.control && !e.control.disabled) || (e.tagName === 'IMG' && e.useMap) ||
       lower(e, 'class').includes('button') || (e.hasAttribute('tabindex') && e.tabIndex >= 0) ||
-      getComputedStyle(e).cursor === 'pointer';
+      getComputedStyle(e).cursor === 'pointer' || (listenersOf && listens(e));
     const reached = e => { const point = pointOf(e); return point !== null && hits(e, point); };
 
     // a document without a window: nothing in the copy runs or loads

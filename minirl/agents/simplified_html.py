@@ -13,6 +13,9 @@ Paper: section 2.1; the format is that of its released code, element for element
 6. All chosen options are marked; a page's own data-value, data-text and data-status are not shown.
 7. All is read as UTF-8, with plain spaces for others.
 8. Frames have numbers in framesets, too, and after a frame of the page's own site stands its content.
+9. On demand, what has the role of a widget, or a listener for clicks that a script has added, has a number,
+   too. The listeners are asked of Chromium, which the page does not notice.
+10. On demand boxes are left out, and texts that stand behind the tag anyhow.
 """
 
 from typing import Any
@@ -35,12 +38,23 @@ async def ask(session: Session, question: str, *given: Any) -> Any:
     return await session.do(session.page.evaluate(SCRIPT, [question, *given]))
 
 
-async def observe(session: Session) -> str:
-    """Return the current tab as simplified HTML. Raises ToolFailure if the page does not answer."""
-    page = await ask(session, "annotate")
+async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> str:
+    """Return the current tab as simplified HTML, with or without `boxes`; with `listeners` what has one has a
+    number. Raises ToolFailure if the page does not answer."""
+    if listeners:
+        cdp = await session.do(session.context.new_cdp_session(session.page))
+        annotated = {
+            "expression": f"({SCRIPT})(['annotate', getEventListeners])",
+            "includeCommandLineAPI": True,
+        }
+        answer = await session.do(cdp.send("Runtime.evaluate", annotated))
+        await session.do(cdp.detach())
+        page = answer["result"].get("value")
+    else:
+        page = await ask(session, "annotate")
     if not isinstance(page, str):
         raise ToolFailure("the page spoils the script that reads it")
-    return simplify(page, session.width, session.height)
+    return simplify(page, session.width, session.height, boxes)
 
 
 async def locate(session: Session, number: int) -> Point:
@@ -61,7 +75,7 @@ async def number_at(session: Session, selector: str) -> int:
     return number
 
 
-def simplify(annotated_html: str, width: int = 1280, height: int = 720) -> str:
+def simplify(annotated_html: str, width: int = 1280, height: int = 720, boxes: bool = True) -> str:
     """Return what is visible of an annotated page in a window of this size, on one line. An element stays if
     it has a number and is visible; or if either holds and it has a text, an attribute worth keeping or
     several children that say something; else its children take its place. The parser ends at 2,048 levels.
@@ -89,7 +103,7 @@ def simplify(annotated_html: str, width: int = 1280, height: int = 720) -> str:
             continue
         closed = path.pop()
         if closed.stays() or element is root:
-            pieces[closed.index] = closed.opening()
+            pieces[closed.index] = closed.opening(boxes)
             pieces.append(f"</{closed.tag}>")
         if path and (closed.says_something or closed.n_telling):
             path[-1].n_telling += 1
@@ -125,10 +139,13 @@ class _OpenElement:
         tells = self.says_something or self.n_telling >= enough
         return tells and (self.visible or self.number is not None)
 
-    def opening(self) -> str:
+    def opening(self, boxes: bool) -> str:
         attributes = self.attributes if self.number is None else {"id": self.number} | self.attributes
         quoted = ""
         for name, value in attributes.items():
+            is_copy = name == "data-text" and value == self.text
+            if not boxes and (is_copy or name == "data-bbox"):
+                continue
             quoted += f' {name}="{value.replace(chr(34), "&quot;")}"'
         return f"<{self.tag}{quoted}> {harmless(self.text)}".rstrip()
 

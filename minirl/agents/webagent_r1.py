@@ -144,9 +144,10 @@ def syntax_tree(source: str) -> ast.expr | None:
     return None
 
 
-async def observe(session: Session) -> Observation:
-    """Return the current tab as simplified HTML; where there are several, with a line that names them."""
-    page = await _look(session)
+async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> Observation:
+    """Return the current tab as simplified_html.observe does; where there are several, with a line that names
+    them."""
+    page = await _look(session, boxes, listeners)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [
@@ -158,15 +159,15 @@ async def observe(session: Session) -> Observation:
     return Observation("", page_text=page, url=tabs[active][0])
 
 
-async def _look(session: Session) -> str:
+async def _look(session: Session, boxes: bool, listeners: bool) -> str:
     """Return the page, looking again where it hangs, or is just being replaced."""
     try:
-        return await simplified_html.observe(session)
+        return await simplified_html.observe(session, boxes, listeners)
     except PageHangs:
         await session.revive()
     except ToolFailure:
         await session.settle()
-    return await simplified_html.observe(session)
+    return await simplified_html.observe(session, boxes, listeners)
 
 
 async def act(session: Session, call: Call) -> str:
@@ -230,7 +231,6 @@ class WebAgentR1Agent:
 
     final_call: tuple[str, str] = ("exit", "message")
     parse = staticmethod(parse)
-    observe = staticmethod(observe)
     act = staticmethod(act)
     visible_feedback = tools.visible_feedback
 
@@ -241,6 +241,9 @@ class WebAgentR1Agent:
         if config.prompt or not self.is_webrl:
             self.system = system_prompt(config.brief, config.answers == "thinking", config.prompt)
         self.message_format = WEBRL if self.is_webrl else None  # None: the model's own chat template
+
+    async def observe(self, session: Session) -> Observation:
+        return await observe(session, self.config.boxes, self.config.numbered == "listeners")
 
     def user_message(
         self, n: int, instruction: str, observation: Observation, feedback: Feedback

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -34,6 +35,9 @@ class JudgedBenchmark:
     def places(self, task: Task) -> set[tuple[str, int]]:
         return set()
 
+    def folders(self) -> dict[str, Path]:
+        return {}
+
     def needs_judge(self, task: Task) -> bool:
         return self.judged
 
@@ -51,6 +55,9 @@ class JudgedBenchmark:
                 await session.switch_tab(0)
         except ToolFailure as failure:
             raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None
+
+    async def has_ended(self, session: Session, task: Task) -> bool:
+        return False
 
     async def state(self, session: Session) -> str:
         return ""

@@ -4,9 +4,9 @@
 
 is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta, in
 which `tabs` are further pages, opened behind the first. A goal is WebArena's rules, a recorded step's right
-action, or a generated site's state. Records of other benchmarks (formats.py), of WebArena (webarena/tasks.py)
-and WebArena-Verified (webarena/verified.py) are recognised by their fields. A file holds one JSON object per
-line, or one JSON array, or is Parquet; its first bytes tell which.
+action, MiniWoB++'s page and seed, or a generated site's state. Records of other benchmarks (formats.py), of
+WebArena (webarena/tasks.py) and WebArena-Verified (webarena/verified.py) are recognised by their fields. A
+file holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
 """
 
 import json
@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 
 from minirl.benchmarks.fields import Record, read
 from minirl.benchmarks.formats import benchmark_task
+from minirl.benchmarks.miniwob import MiniwobGoal, is_miniwob
 from minirl.benchmarks.recorded import StepGoal, digest_of, is_recorded, picture_path, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.benchmarks.webarena.verified import VerifiedGoal, is_verified, verified_task
@@ -80,6 +81,8 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     if is_recorded(task):
         read(StepGoal, task.goal)
+    elif is_miniwob(task):
+        read(MiniwobGoal, task.goal)
     elif webarena.is_webarena(task):
         read(webarena.Rules, task.goal)
     elif is_verified(task):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minirl.benchmarks import miniwob
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.own_reward import OwnReward, load_reward
 from minirl.benchmarks.recorded import RecordedBenchmark, is_recorded
@@ -16,6 +17,7 @@ from minirl.benchmarks.webarena.tasks import is_webarena
 from minirl.benchmarks.webarena.verified import VerifiedBenchmark, is_verified
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.config import Config, JudgeConfig, TaskConfig
+from minirl.console import say
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Benchmark, Task
 from minirl.worlds.render import find_task_files
@@ -40,7 +42,8 @@ class TaskSets:
 
 
 def make_task_sets(config: Config) -> TaskSets:
-    """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
+    """Return the config's tasks, generated or from files. ValueError if one is held out and trained on, but
+    MiniWoB++'s are left out then: two seeds of a page may show the same."""
     settings = config.task
     benchmark_of = choose_benchmarks(config)
     in_shops = NAMED.fullmatch(settings.train) is not None
@@ -51,7 +54,11 @@ def make_task_sets(config: Config) -> TaskSets:
     if config.sampler.kind != "remote" and len(clean) < len(heldout):
         leaked = next(task for task in heldout if task not in clean)
         n_leaked = len(heldout) - len(clean)
-        raise ValueError(f"{n_leaked} held-out tasks are also training tasks, {leaked.id} for one")
+        fault = f"{n_leaked} held-out tasks are also training tasks, {leaked.id} for one"
+        if not clean or not settings.heldout.startswith(miniwob.PREFIX):
+            raise ValueError(fault)
+        say(f"{fault}; they are left out")
+        heldout = clean
 
     validation: list[Task] = []
     if config.eval_every and in_shops:
@@ -93,6 +100,8 @@ def load_source(source: str, count: int | None, config: Config) -> list[Task]:
     shops = shops_named(source)
     if shops:
         return tasks_of(shops, len(shops) if count is None else count)
+    if source.startswith(miniwob.PREFIX):
+        return miniwob.tasks_named(source, count, config)
     any_goal = bool(config.task.reward)
     path = Path(source)
     if not path.is_dir():
@@ -124,6 +133,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
     recorded = RecordedBenchmark()
+    pages = miniwob.MiniwobBenchmark()
 
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
@@ -134,6 +144,8 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
             return webarena
         if is_verified(task):
             return verified
+        if miniwob.is_miniwob(task):
+            return pages
         return world if task.goal else judged
 
     return benchmark_of

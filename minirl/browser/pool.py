@@ -37,6 +37,7 @@ EXIT_SECONDS = 15.0  # for a context or a browser to close; a browser that takes
 FIRST_CHECK_SECONDS = 180.0  # after the start, when browsers are first asked for a sign of life
 CHECK_SECONDS = 30.0  # from check to check; a browser that gives no sign for as long is replaced
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
+Size = tuple[int, int]  # width and height of a page in its own pixels
 FAILURES = (PlaywrightError, TimeoutError)  # of a browser that does not do what it is asked
 
 
@@ -51,7 +52,7 @@ class BrowserSlot:
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    idle: list[tuple[Session, AsyncExitStack]] = field(default_factory=list)  # of a sealed pool
+    idle: dict[Size, list[tuple[Session, AsyncExitStack]]] = field(default_factory=dict)  # of a sealed pool
 
 
 @dataclass
@@ -201,17 +202,20 @@ class BrowserPool:
             await asyncio.sleep(CHECK_SECONDS)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Open a context in the least loaded browser, and close it after the block. Raises BrowserFault."""
+    async def session(self, size: Size | None = None) -> AsyncIterator[Session]:
+        """Open a context in the least loaded browser, and close it after the block. Pages have the config's
+        size, or this one, and then their screenshots are as large as fits into the config's: 160 x 210 is
+        drawn as 480 x 630 in a window of 640 x 630. Raises BrowserFault."""
+        size = size or (self.config.width, self.config.height)
         # Of those that are down, one episode at a time finds out whether it is back
         slot = min(self.slots, key=lambda slot: (slot.is_down and slot.load > 0, slot.load))
         slot.load += 1
         opened = AsyncExitStack()
         try:
-            session = await self._acquire(slot, opened)
+            session = await self._acquire(slot, opened, size)
             yield session
             if self.sealed and await session.renew():
-                slot.idle.append((session, opened.pop_all()))
+                slot.idle.setdefault(size, []).append((session, opened.pop_all()))
         finally:
             slot.load -= 1
             closing = asyncio.ensure_future(opened.aclose())
@@ -221,28 +225,31 @@ class BrowserPool:
                 await closing
                 raise
 
-    async def _acquire(self, slot: BrowserSlot, opened: AsyncExitStack) -> Session:
+    async def _acquire(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Session:
         try:
             async with asyncio.timeout(ACQUIRE_SECONDS):
                 try:
-                    return await self._open(slot, opened)
+                    return await self._open(slot, opened, size)
                 except FAILURES:
-                    return await self._open(slot, opened)  # the browser has been replaced
+                    return await self._open(slot, opened, size)  # the browser has been replaced
         except FAILURES as error:
             raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
 
-    async def _open(self, slot: BrowserSlot, opened: AsyncExitStack) -> Session:
+    async def _open(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Session:
         """Return a session in a new or an idle context, which `opened` closes even if this is cancelled."""
         browser = await self._browser(slot)
-        while slot.idle:
-            session, owner = slot.idle.pop()
+        while idle := slot.idle.get(size):
+            session, owner = idle.pop()
             opened.push_async_callback(owner.aclose)
             if session.context.browser is browser:
                 return session
 
         config = self.config
+        width, height = size
+        scale = min(config.width / width, config.height / height)
         options: Json = {
-            "viewport": {"width": config.width, "height": config.height},
+            "viewport": {"width": width, "height": height},
+            "device_scale_factor": scale,
             "accept_downloads": False,
             "ignore_https_errors": config.insecure,
             "locale": config.locale,
@@ -267,7 +274,7 @@ class BrowserPool:
         except FAILURES:  # it hangs, or lost its driver, for every later episode, too
             self._drop(slot, browser)
             raise
-        return Session(config, context, page, guard)
+        return Session(config, context, page, guard, scale)
 
 
 async def close(opening: asyncio.Future[BrowserContext]) -> None:

@@ -1,8 +1,7 @@
 """One episode's browser: its context, its tabs, and everything that is asked of them.
 
-Stands between the pool, which opens sessions, and agents, which act through them. Every call into the browser
-goes through `Session.do`, which gives it a time limit and sorts its failures: the agent reads a `ToolFailure`
-as feedback, and a `BrowserFault` ends the episode with its `Stop`.
+Stands between the pool and agents. All calls into the browser go through `Session.do`, with a time limit; of
+their failures the agent reads a `ToolFailure`, and a `BrowserFault` ends the episode with its `Stop`.
 
 Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 1. No fixed sleeps after actions: the page says when it is ready, up to a cap.
@@ -56,6 +55,7 @@ class Session:
     context: BrowserContext
     page: Page
     guard: Guard
+    scale: float = 1.0  # pixels of a screenshot for one of the page's
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
@@ -83,8 +83,7 @@ class Session:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
         BrowserFault if the page has crashed or the browser is gone."""
         try:
-            # Not wait_for, which before Python 3.12 may swallow a cancellation
-            async with asyncio.timeout(seconds or readiness.CALL_SECONDS):
+            async with asyncio.timeout(seconds or readiness.CALL_SECONDS):  # wait_for swallows cancellations
                 return await work
         except TimeoutError:
             raise PageHangs("the browser did not finish in time") from None
@@ -114,6 +113,9 @@ class Session:
             tab = Tab(cdp, tree["frameTree"]["frame"]["id"])
             await self.do(cdp.send("Page.enable"))
             await self.do(cdp.send("Network.enable"))
+            if self.scale != 1.0:  # the context's own does not reach the pictures that we ask for
+                metrics = {"width": self.width, "height": self.height, "deviceScaleFactor": self.scale}
+                await self.do(cdp.send("Emulation.setDeviceMetricsOverride", metrics | {"mobile": False}))
             page.on("framenavigated", tab.navigated)
             self.tabs_of[page] = tab
         return self.tabs_of[page]
@@ -212,9 +214,8 @@ class Session:
         return answer
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
-        """Return the innermost frame at a point, or with the focus, and a script's answer from there: it gets
-        the point in that frame's pixels, and answers `frame`, an inner one's place and scale, or True if that
-        has the focus."""
+        """Return the innermost frame at a point, or with the focus, and a script's answer from there. It gets
+        the frame's own pixels, and answers an inner `frame`'s place and scale, or True for the focus."""
         frame = self.page.main_frame
         while True:
             answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))

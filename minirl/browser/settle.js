@@ -63,7 +63,7 @@ async function settle([quiet, calm, cap]) {
   };
 }
 // Where two screenshots may differ although an action had no effect: in a button under the pointer, around what
-// has or had the focus, and where something ticks. In the pixels of the whole page.
+// has or had the focus, and where something ticks. In the pixels of the whole page's screenshot.
 const PLAIN = 'a,button,input,label,summary', DRAWN = 'canvas,video,iframe,object,embed';
 function masksOf(mark, focus) {
   const [left, top] = mark.offset || [0, 0], masks = [];
@@ -86,5 +86,5 @@ function masksOf(mark, focus) {
     const place = e.nodeType === 1 ? e : e.parentElement;
     if (shown(place)) full(place, 0);
   }
-  return masks;
+  return masks.map(mask => mask.map(n => n * devicePixelRatio));
 }

@@ -28,6 +28,7 @@ EPISODES_PER_CONTEXT = 16  # of the smallest KV cache: most episodes wait for th
 CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
 VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
 JUDGE_TOKENS = 8192  # assumed: of a local judge's question and its answer
+CHUNK = 64  # tokens, of which a gated delta rule has one state
 LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
 # First what hardly slows training, then what does, what is learned, the CPU's memory, length
 REMEDIES = """--batch.micro-tokens as few as --agent.context-tokens, --optim.replicas 1,
@@ -41,7 +42,10 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
 
     With query and key widths q and k and MLP width i: norms, 4h; query, key, value and attention's output,
     2q + 2k; the MLP, 4i; norms of queries and keys, q + k; all norms' inputs in float32. A vision block:
-    LayerNorms, 4h; qkv, rotated queries and keys, attention's output, 7h; an MLP without a gate, 2i.
+    LayerNorms, 4h; qkv, rotated queries and keys, attention's output, 7h; an MLP without a gate, 2i. A gated
+    delta layer, by flash-linear-attention, of c channels, v of them values: convolution and SiLU, 3c; the
+    heads' queries and keys, the rule, gate and norm, 5v, and 3v in float32. Alive at once are also the states
+    of chunks and their gradients.
     """
     # the names are those of Llama, Qwen2, Qwen3 and the Qwen-VLs
     parts: dict[str, Any] = {name.rpartition(".")[2]: part for name, part in layer.named_modules()}
@@ -49,7 +53,14 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
     inner = last.in_features
     saved = 4 * inner if "gate_proj" in parts else 2 * inner
     in_float32 = 0
-    if "qkv" in parts:
+    states = 0
+    if "linear_attn" in parts:
+        delta = parts["linear_attn"]
+        width = delta.hidden_size
+        saved += 4 * width + 3 * delta.conv_dim + 5 * delta.value_dim
+        in_float32 += 3 * delta.value_dim
+        states = 2 * delta.value_dim * delta.head_k_dim // CHUNK
+    elif "qkv" in parts:
         width = parts["qkv"].in_features
         saved += 11 * width
     else:
@@ -62,7 +73,7 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
     has_layer_norm = any(isinstance(part, nn.LayerNorm) for part in parts.values())
     if not has_layer_norm:
         in_float32 += 2 * width
-    return width, e * saved + 4 * in_float32, e * (3 * inner + 2 * width)
+    return width, e * saved + 4 * in_float32, e * (3 * inner + 2 * width + states)
 
 
 @functools.cache
@@ -79,10 +90,16 @@ def size(module: nn.Module | None) -> int:
     return sum(weight.numel() for weight in module.parameters()) if module else 0
 
 
-def token_bytes(model: Any, e: int) -> int:
-    """Return the bytes that a token has in a KV cache."""
-    layers = model.get_decoder().layers
-    return 2 * e * len(layers) * layers[0].self_attn.k_proj.out_features
+def cache_bytes(model: Any, e: int, tokens: int) -> int:
+    """Return the bytes that a context of so many tokens has in the KV cache."""
+    total = 0
+    for layer in model.get_decoder().layers:
+        if hasattr(layer, "linear_attn"):
+            delta = layer.linear_attn  # a state in float32, and the convolution's last inputs
+            total += 4 * delta.value_dim * delta.head_k_dim + e * delta.conv_dim * delta.conv_kernel_size
+        else:
+            total += 2 * e * layer.self_attn.k_proj.out_features * tokens
+    return total
 
 
 def row_patches(config: Config, vision: Any) -> int:
@@ -120,13 +137,14 @@ def activations(config: Config, e: int) -> tuple[int, int]:
         left += patches * tower.patch_embed.proj.weight[0].numel() * (4 + e)  # the images
         left += trained * mergers * 3 * e * width  # norm, first layer, GELU
     for layers, length in stacks:
-        width, saved, passing = layer_bytes(layers[0], e)
-        if config.model.gradient_checkpointing:
-            left += len(layers) * length * e * width
-            moments.append(length * (passing + saved))
-        else:
-            left += len(layers) * length * saved
-            moments.append(length * passing)
+        for layer in layers:
+            width, saved, passing = layer_bytes(layer, e)
+            if config.model.gradient_checkpointing:
+                left += length * e * width
+                moments.append(length * (passing + saved))
+            else:
+                left += length * saved
+                moments.append(length * passing)
     return left, max(moments)
 
 
@@ -173,10 +191,10 @@ def plan(config: Config) -> Plan:
     if config.judge.path:
         judge, _ = meta_model(config.judge.path)
         shards["the judge's weights"] = e * size(judge)
-        shards["its KV cache (assumed)"] = JUDGE_BATCH * JUDGE_TOKENS * token_bytes(judge, e)
+        shards["its KV cache (assumed)"] = JUDGE_BATCH * cache_bytes(judge, e, JUDGE_TOKENS)
 
     # the sampler's
-    context = token_bytes(model, e) * config.agent.context_tokens
+    context = cache_bytes(model, e, config.agent.context_tokens)
     contexts = math.ceil(config.browser.episodes / gpus / EPISODES_PER_CONTEXT)
     sampler = {
         "sampler weights": e * parameters,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
-from minirl.model import Preprocessor, encode, padded_inputs, release_memory
+from minirl.model import Preprocessor, encode, is_hybrid, padded_inputs, release_memory
 from minirl.types import Request, Sample, SamplerError
 
 
@@ -45,6 +45,7 @@ class HfSampler:
         self.preprocessor = preprocessor
         self.threads = threads
         self.device = model.device
+        self.pad_left = is_hybrid(model)
         self.version = 0
         self.failure = ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -104,7 +105,7 @@ class HfSampler:
         """Return one response for every request, all drawn with the first one's `sampling`."""
         torch.set_num_threads(self.threads)
         self.model.eval()
-        cache = DynamicCache(config=self.model.config.get_text_config())
+        cache: Any = DynamicCache(config=self.model.config.get_text_config())
         logits_BV, attention_BL, position_B = self._prefill(requests, cache)
         answers = [Answer(request, torch.Generator().manual_seed(request.seed)) for request in requests]
         live = answers  # those that have not ended: the rows of the batch
@@ -122,7 +123,7 @@ class HfSampler:
                 break
             if len(keep) < len(live):  # rows that have ended leave the batch
                 rows = torch.tensor(keep, device=self.device)
-                cache.batch_select_indices(rows)
+                cache.reorder_cache(rows)
                 attention_BL = attention_BL[rows]
                 position_B = position_B[rows]
                 live = [live[row] for row in keep]
@@ -140,25 +141,31 @@ class HfSampler:
             position_B = position_B + 1
         return [answer.sample(self.version) for answer in answers]
 
-    def _prefill(self, requests: Sequence[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
+    def _prefill(self, requests: Sequence[Request], cache: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Read the prompts into the cache, each once; return the first tokens' logits (B, V), which places
-        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask."""
+        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask. Before
+        them it needs one, and that is where it stands if layers have a state, which would have read it."""
         prompts = list(dict.fromkeys(request.prompt for request in requests))
         encoded = [encode(prompt.ids, prompt.images, self.preprocessor) for prompt in prompts]
-        inputs = padded_inputs(encoded, self.preprocessor, self.device)
+        inputs = padded_inputs(encoded, self.preprocessor, self.device, self.pad_left)
         if "pixel_values" in inputs:
             inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        L = inputs["input_ids"].shape[1]
+        place_L = torch.arange(L, device=self.device)
         end_U = torch.tensor([len(prompt.ids) - 1 for prompt in prompts], device=self.device)
+        attention_UL = (place_L <= end_U[:, None]).long()
+        if self.pad_left:
+            attention_UL = attention_UL.flip(1)
+            inputs["attention_mask"] = attention_UL
+            end_U = end_U.new_full((len(prompts),), L - 1)
         next_U = torch.tensor([row.position_3L.max() + 1 for row in encoded], device=self.device)
         ends, which_U = end_U.unique(return_inverse=True)
         out = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=ends)
         logits_UV = out.logits[torch.arange(len(prompts), device=self.device), which_U]
-        L = inputs["input_ids"].shape[1]
-        attention_UL = (torch.arange(L, device=self.device) <= end_U[:, None]).long()
         if len(prompts) == len(requests):
             return logits_UV, attention_UL, next_U
         rows_B = torch.tensor([prompts.index(request.prompt) for request in requests], device=self.device)
-        cache.batch_select_indices(rows_B)
+        cache.reorder_cache(rows_B)
         return logits_UV[rows_B], attention_UL[rows_B], next_U[rows_B]
 
     def _sample(self, logits_BV: Tensor, live: Sequence[Answer]) -> list[tuple[int, float]]:

@@ -12,9 +12,10 @@ A folder's tasks name it in their meta (`sites_of`), and it is read when it is f
 
 import contextlib
 import json
+import mimetypes
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -165,10 +166,11 @@ def load_world(folder: Path) -> World:
 
 class SiteServer(ThreadingHTTPServer):
     """Serves worlds, or the folders in which they are, on 127.0.0.1 while a `with` block runs; each is drawn
-    when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError
-    if two have the same name."""
+    when it is first visited. The files of `folders` are served as they are, by host. `sites` tells a browser
+    each host's port, as {"shop-0.test": 40313}. ValueError if two have the same name."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[Site], folders: Mapping[str, Path] | None = None) -> None:
+        self.folders = dict(folders or {})
         self.by_host: dict[str, Site] = {}
         for site in sites:
             name = site.name if isinstance(site, World) else name_of(site)
@@ -177,13 +179,21 @@ class SiteServer(ThreadingHTTPServer):
             self.by_host[f"{name}.test"] = site
         self.pages: dict[str, bytes] = {}
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.sites = dict.fromkeys(self.by_host, self.server_port)
+        self.sites = dict.fromkeys([*self.by_host, *self.folders], self.server_port)
 
     def page(self, host: str) -> bytes:
         """Return a site's page. OSError or ValueError if it can't be drawn."""
         if host not in self.pages:
             self.pages[host] = render(world_at(self.by_host[host]))
         return self.pages[host]
+
+    def file(self, host: str, path: str) -> Path | None:
+        """Return the file of a folder that is served, or None if there is none."""
+        if host not in self.folders:
+            return None
+        folder = self.folders[host].resolve()
+        file = (folder / path.lstrip("/")).resolve()
+        return file if file.is_relative_to(folder) and file.is_file() else None
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, name="sites", daemon=True).start()
@@ -205,14 +215,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         host = self.headers.get("Host", "").rsplit(":", 1)[0].lower()
         path = self.path.partition("?")[0]
-        if path != "/" or host not in self.server.by_host:
+        kind = "text/html"
+        keeping = "no-store"
+        if path == "/" and host in self.server.by_host:
+            body = self.server.page(host)
+        elif file := self.server.file(host, path):
+            kind = mimetypes.guess_type(file)[0] or "application/octet-stream"
+            keeping = "max-age=86400"
+            body = file.read_bytes()
+        else:
             self.send_error(404, "There is no such site or page.")
             return
-        body = self.server.page(host)
         self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cache-Control", keeping)
         self.end_headers()
         self.wfile.write(body)
 

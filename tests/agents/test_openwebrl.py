@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from minirl.agents.openwebrl import (
 )
 from minirl.agents.openwebrl_actions import carry_out
 from minirl.config import AgentConfig, BrowserConfig
+from minirl.context import calls_in_tags
 from minirl.types import Call, Parsed, ToolFailure
 
 
@@ -115,6 +117,76 @@ def test_a_thought_and_a_call(text):
 )  # fmt: skip
 def test_other_forms_of_a_call(block, made):
     assert parse(f"so</think><tool_call>{block}</tool_call>") == Parsed("so", (made,))
+
+
+def tags(name: str, **arguments: str) -> str:
+    """A call as Qwen3.5's chat template writes it."""
+    lines = [f"<parameter={argument}>\n{value}\n</parameter>\n" for argument, value in arguments.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(lines)}</function>\n</tool_call>"
+
+
+BACK = Call("go_back")
+WAIT = Call("wait", {"seconds": 2})
+CLICK = Call("click", {"point_2d": [500, 120], "clicks": 1, "button": "left"})
+HOTKEY = Call("press_keys", {"keys": ["Control", "a"], "is_hotkey": True, "presses": 1})
+RIGHT = Call("click", CLICK.arguments | {"button": "right"})
+ENTER = Call("press_keys", {"keys": ["Enter"], "is_hotkey": False, "presses": 1})
+IN_TAGS = [  # responses, behind a thought that is closed, and their calls
+    (tags("go_back"), [BACK]),
+    (tags("wait", seconds="2"), [WAIT]),
+    (tags("wait", seconds="2.0"), [WAIT]),
+    (tags("wait", seconds=" 2 "), [WAIT]),
+    (tags("click", point_2d="[500, 120]"), [CLICK]),
+    (tags("click", point_2d="[ 500,120 ]"), [CLICK]),
+    (tags("click", point_2d="[\n500,\n120\n]"), [CLICK]),
+    (tags("click", x="500", y="120"), [CLICK]),
+    (tags("click", point_2d="[500, 120]", button="right"), [RIGHT]),
+    (tags("click", point_2d="[500, 120]", clicks="2"), [Call("click", CLICK.arguments | {"clicks": 2})]),
+    (tags("write", message="Two lamps\nOne chair"), [Call("write", {"message": "Two lamps\nOne chair"})]),
+    (tags("write", message="\tLamp \n"), [Call("write", {"message": "\tLamp \n"})]),
+    (tags("write", message='{"name": "wait"}'), [Call("write", {"message": '{"name": "wait"}'})]),
+    (tags("write", message="a < b > c & d"), [Call("write", {"message": "a < b > c & d"})]),
+    (tags("write", message="true"), [Call("write", {"message": "true"})]),
+    (tags("write", message=""), [Call("write", {"message": ""})]),
+    (tags("press_keys", keys='["Control", "a"]', is_hotkey="True"), [HOTKEY]),
+    (tags("press_keys", keys='["Control", "a"]', is_hotkey="true"), [HOTKEY]),
+    (tags("press_keys", keys="Enter"), [ENTER]),
+    (tags("done", response="1. Lamp\n2. Chair"), [Call("done", {"response": "1. Lamp\n2. Chair"})]),
+    (tags("go_back") + "\n" + tags("wait", seconds="2"), [BACK, WAIT]),
+    (tags("go_back") + tags("go_back"), [BACK, BACK]),
+    ("I go back.\n\n" + tags("go_back"), [BACK]),
+    (tags("go_back") + " So it is.", [BACK]),
+    (tags("go_back").replace("\n", ""), [BACK]),
+    (tags("wait", seconds="2").replace("\n", ""), [WAIT]),
+    (tags("wait", seconds="2").replace("\n", "\n  "), [WAIT]),
+    (tags("wait", seconds="2").replace("</parameter>\n", ""), [WAIT]),
+    (tags("wait", seconds="2").replace("</function>\n", ""), [WAIT]),
+    (tags("go_back") + "<tool_call>\n<function=wait>", [BACK]),
+    (tags("go_back") + call("wait", seconds=2), [BACK, WAIT]),
+    (tags("fly", to="home"), [Call("fly", {"to": "home"})]),
+    (tags("wait", minutes="2"), [Call("wait", {"minutes": "2"})]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "calls"), IN_TAGS)
+def test_calls_in_tags(text, calls):
+    assert list(parse(f"so</think>\n\n{text}").calls) == calls
+
+
+@pytest.mark.parametrize("made", [BACK, WAIT, CLICK, Call("write", {"message": 'Two\n"lamps"'}), HOTKEY])
+def test_a_call_is_the_same_in_json_and_in_tags(made):
+    text = calls_in_tags(call(made.name, **made.arguments))
+    assert "<function=" in text and parse(f"x</think>{text}").calls == (made,)
+
+
+def test_a_model_that_writes_tags_is_shown_them(preprocessor):
+    chat = replace(preprocessor.chat, tags=True)
+    prompt = OpenWebRLAgent(AgentConfig(), chat).system
+    answer = prompt.partition("Answer in this form:\n")[2]
+    assert answer == "<think>\nyour reasoning\n</think>\n" + tags("the tool", argument="value")
+    for shown, form in ((chat, "<function=click>"), (preprocessor.chat, '{"name": "click"'), (None, FORM)):
+        agent = OpenWebRLAgent(AgentConfig(), shown)
+        assert f"Write it like {form}" in agent.parse("x</think><tool_call>?</tool_call>").error
 
 
 def test_which_calls_of_a_response_are_made():

@@ -162,6 +162,39 @@ async def test_what_a_script_has_made_is_seen(session, page, script):
     assert shown(await simplified_html.observe(session)) == {0: "b"}
 
 
+LISTENING = """<div data-testid="click">A</div><svg width="18" viewBox="-9 -9 18 18">
+<circle data-testid="press" r="9"/></svg>
+<div data-testid="held"><b data-testid="inner">B</b></div><i data-testid="hover">C</i>
+<p role="switch" data-testid="role">D</p><p role="note" data-testid="note">E</p>
+<script>
+  const on = (kind, name) => document.querySelector(`[data-testid=${name}]`).addEventListener(kind, () => {});
+  document.body.addEventListener('click', () => {});
+  on('click', 'click'); on('mousedown', 'press'); on('click', 'held'); on('click', 'inner');
+  on('mouseover', 'hover');
+</script>"""
+
+
+async def test_what_a_script_listens_on_has_a_number_if_it_is_asked_for(session):
+    """Of what lies in one another the innermost, as ever; not the whole page."""
+    assert shown(await show(session, LISTENING)) == {}
+    numbers = shown(await simplified_html.observe(session, listeners=True))
+    assert list(numbers.values()) == ["click", "press", "inner", "role"]
+    await webagent_r1.act(session, Call("Click", {"element": 1}))
+    assert await session.page.evaluate("hit") == ["press"]
+    # an agent that is not asked for it sees what it did before
+    assert shown(await simplified_html.observe(session)) == {}
+
+
+async def test_without_boxes_a_text_stands_once(session):
+    await show(session, '<label data-testid="a">Name <input value="Ada"></label><p>Hi <b>there</b> you</p>')
+    page = await simplified_html.observe(session, boxes=False)
+    assert page == (
+        '<html> <body> <label data-testid="a"> Name <input id="0" value="Ada"> </input> </label> '
+        '<p data-text="Hi,you"> Hi <b> there </b> </p> </body> </html>'
+    )
+    assert page.count("data-bbox") == 0 < (await simplified_html.observe(session)).count("data-bbox")
+
+
 async def test_a_number_means_the_element_and_not_its_place(session):
     await show(session, '<button data-testid="a">A</button><br><button id="b" data-testid="b">B</button>')
     before = await simplified_html.locate(session, 1)

@@ -11,7 +11,9 @@ from pages import do, observe
 from PIL import Image
 
 from minirl.agents import simplified_html, webagent_r1
-from minirl.config import BrowserConfig
+from minirl.agents.autowebworld import AutoWebWorldAgent
+from minirl.browser.pool import BrowserPool
+from minirl.config import AgentConfig, BrowserConfig
 from minirl.types import Call
 
 WIDTH, HEIGHT = 480, 360
@@ -185,3 +187,31 @@ async def test_the_text_agent_is_not_shown_another_sites_frame(session):
     await session.page.set_content(STYLE + '<iframe src="data:text/html,<button>Other</button>"></iframe>')
     text = await simplified_html.observe(session)
     assert '<iframe id="0"' in text and "Other" not in text
+
+
+SMALL = """<!doctype html><style>* { margin: 0 } button:hover { background: red }
+button { position: absolute; left: 110px; width: 40px; height: 20px }</style>
+<button style="top: 10px" onclick="document.title += 'hit'">Do</button>
+<button style="top: 180px">Idle</button>"""
+
+
+async def test_small_pages_are_drawn_large_and_acted_on_where_they_are_drawn():
+    config = BrowserConfig(browsers=1, width=640, height=630, quiet_ms=0)
+    agent = AutoWebWorldAgent(AgentConfig(kind="autowebworld"), lambda width, height: (width, height))
+    async with BrowserPool(config, sealed=True) as pool:
+        async with pool.session((160, 210)) as session:
+            await session.page.set_content(SMALL)
+            picture = (await observe(session)).image
+            assert Image.open(io.BytesIO(picture)).size == (480, 630)
+            assert await session.page.evaluate("[innerWidth, innerHeight]") == [160, 210]
+            # what the pointer alone changes is no effect, where it is drawn
+            line = await do(session, "click", point_2d=[130 / 0.160, 190 / 0.210])
+            assert "no visible navigation" in line
+            # shares of the page, and pixels of the picture
+            await do(session, "click", point_2d=[130 / 0.160, 20 / 0.210])
+            await agent.act(session, Call("click", {"coordinate": [390, 60]}))
+            assert await session.page.title() == "hithit"
+        async with pool.session() as other:
+            assert (other.width, other.height, other.scale) == (640, 630, 1.0)
+        async with pool.session((160, 210)) as again:
+            assert again is session

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minirl import tree_attention
+from minirl import prefix_tree
 from minirl.cli.memory_plan import (
     GB,
     MODELS,
@@ -178,7 +178,7 @@ def test_what_vllm_gets_must_fit_too(share, fits, capsys):
 
 
 BILLIONS = {"Qwen3-VL-4B": 4.44, "Qwen3-VL-8B": 8.77, "Qwen2.5-3B": 3.09, "Llama-3.1-8B": 8.03}
-BILLIONS |= {"Qwen2.5-VL-3B": 3.75, "Qwen2.5-VL-7B": 8.29}
+BILLIONS |= {"Qwen2.5-VL-3B": 3.75, "Qwen2.5-VL-7B": 8.29, "Qwen3.5": 4.54}
 
 
 @pytest.mark.parametrize("recipe", [*list(RECIPES)[2:], "judge_4b", "judge_8b"])
@@ -187,6 +187,20 @@ def test_the_models_of_the_papers_are_planned_without_a_network(recipe):
     model, _ = meta_model(path)
     expected = BILLIONS[path.partition("/")[2].rpartition("-")[0]]  # as their makers count
     assert size(model) / 1e9 == pytest.approx(expected, abs=0.006)
+
+
+def test_the_states_of_a_hybrid_by_hand():
+    """24 of Qwen3.5-4B's 32 layers have, instead of keys and values, 32 heads' states of 128 x 128 numbers
+    in float32, and four inputs of a convolution of 8,192 channels. The others' have 4 heads of 256."""
+    config = big(1, **{"model.path": "Qwen/Qwen3.5-4B", "agent.context_tokens": 32768})
+    states = 24 * (4 * 32 * 128 * 128 + 2 * 4 * 8192)
+    assert plan(config).sampler["KV cache, at least"] == 8 * 2 * 2 * 4 * 256 * 32768 + states
+    layers = meta_model("Qwen/Qwen3.5-4B")[0].get_decoder().layers
+    width, saved, passing = layer_bytes(layers[0], 2)
+    norms, mlp, delta = 4 * 2560, 4 * 9216, 3 * 8192 + 5 * 4096
+    assert (width, saved) == (2560, 2 * (norms + mlp + delta) + 4 * (2 * 2560 + 3 * 4096))
+    assert passing == 2 * (3 * 9216 + 2 * 2560 + 2 * 32 * 128 * 128 // 64)
+    assert layer_bytes(layers[3], 2)[2] == 2 * (3 * 9216 + 2 * 2560), "full attention has no state"
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "tiny"])
@@ -203,7 +217,7 @@ def test_activations_are_what_autograd_keeps(dtype, checkpointing, tree):
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(LLAMA)).to(dtype).train()
     tokens, inputs = 256, {}
     if tree:
-        tree_attention.enable(model)
+        prefix_tree.enable(model)
         inputs = {"tree": (Chain(0, tokens),), "position_ids": torch.arange(tokens)[None]}
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -9,7 +9,8 @@ import pytest
 import torch
 from training import logprobs_of
 
-from minirl.model import request_seed
+from minirl.config import ModelConfig
+from minirl.model import load_model, request_seed
 from minirl.policy import Policy
 from minirl.rows import Row
 from minirl.samplers import huggingface
@@ -22,7 +23,7 @@ def new_sampler(model, preprocessor):
     """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
     made = []
 
-    def make(end=None, max_batch: int = 12, **how) -> HfSampler:
+    def make(end=None, max_batch: int = 12, model=model, **how) -> HfSampler:
         speaks = preprocessor if end is None else replace(preprocessor, end=end)
         made.append(HfSampler(model, speaks))
         made[-1].max_batch = max_batch
@@ -78,6 +79,32 @@ async def test_log_probs_are_those_of_plain_transformers(
             expected_V = plain_logprobs(model, preprocessor, prompt, sample.ids[:i], temperature or 1.0)
             assert logprob == pytest.approx(expected_V[token].item(), abs=1e-5)
             assert temperature or token == expected_V.argmax()
+
+
+@pytest.fixture(scope="module")
+def hybrid(hybrid_folder):
+    """The small Qwen3.5, whose words are the same."""
+    return load_model(ModelConfig(path=str(hybrid_folder))).eval()
+
+
+async def test_states_move_with_their_rows(hybrid, preprocessor, new_sampler, prompts):
+    """Prompts of different lengths, some asked for twice, in one batch from which rows leave at different
+    times: log-probs are the policy's, and nobody feels the company, with a state as without."""
+    sampler = new_sampler(end=OFTEN, model=hybrid, temperature=0.8)
+    asked = [*prompts, *prompts[::-2]]
+    samples = await sample_all(sampler, asked)
+    assert len({len(sample.ids) for sample in samples}) >= 3, "the test needs rows that end early"
+    policy = Policy(hybrid, preprocessor, temperature=0.8)
+    for n, (prompt, sample) in enumerate(zip(asked, samples, strict=True)):
+        images = {str(i): png for i, png in enumerate(prompt.images)}
+        row = Row(prompt.ids + sample.ids, len(prompt.ids), tuple(images), sample.logprobs, 0.0)
+        logprobs_N = logprobs_of(policy, [row], preprocessor, images)
+        torch.testing.assert_close(torch.tensor(row.old), logprobs_N, atol=1e-4, rtol=0)
+        # by transformers' own positions, too
+        last_V = plain_logprobs(hybrid, preprocessor, prompt, sample.ids[:-1], 0.8)
+        assert sample.logprobs[-1] == pytest.approx(last_V[sample.ids[-1]].item(), abs=1e-4)
+        alone = await sampler.generate(Request(prompt, request_seed("test", n), 12, sampler.how))
+        assert alone.ids == sample.ids
 
 
 def assert_alike(one: Sample, other: Sample) -> None:
