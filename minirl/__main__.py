@@ -9,9 +9,12 @@ VERBS = {"demo": demo.run, "compare": compare.run}
 
 
 def run(argv: Sequence[str]) -> None:
-    if not argv or argv[0] not in VERBS:
+    if argv and argv[0] in VERBS:
+        VERBS[argv[0]](argv[1:])
+    elif "--help" in argv:
+        print(__doc__)
+    else:
         raise ValueError(__doc__)
-    VERBS[argv[0]](argv[1:])
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from statistics import mean, stdev
 from typing import Literal
 
 from minirl.config import LossConfig
-from minirl.types import Group, Trajectory
+from minirl.types import ROUNDING, Group, Trajectory
 
-ROUNDING = 1e-6  # a group's deviation of rewards, as of 0.1 + 0.2 and 0.3, that says nothing
 AWR_MAX = 20.0  # on exp(advantage), as in the code of AWR's authors
 
 

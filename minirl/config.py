@@ -29,6 +29,7 @@ class ModelConfig:
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
     freeze_vision: Literal["never", "sft", "always"] = "never"  # when the vision tower stays as it is
+    freeze: Annotated[int, Ge(0)] = 0  # so many of the lowest layers stay as they are, and the embeddings
     max_pixels: int | None = None  # screenshots are scaled down to this; None: the model's own limit
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-CUT_OFF = "Error: invalid action, the response was cut off."
+CUT_OFF = Parsed(error="Error: invalid action, the response was cut off.", kind="cut off")
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Episode:
             # a served model's text gets ids to measure the conversation by, not to be trained on
             self.context.respond(sample.ids or preprocessor.render_response(text)[1], text)
             times.append(time.monotonic())
-            parsed = Parsed(error=CUT_OFF)
+            parsed = CUT_OFF
             if sample.finish == "stop":
                 parsed = agent.parse(self.context.chat.closing + text)
             lines = await self._act(session, parsed)

@@ -9,7 +9,7 @@ needed: a run loads no more than it uses.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,10 +29,11 @@ from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run, save_tasks
 from minirl.trainer import Trainer, cores
-from minirl.types import Agent, Sampler, Trajectory
+from minirl.types import Agent, Sampler, Task, Trajectory
 
 if TYPE_CHECKING:
-    from minirl.benchmarks.task_sets import TaskSets
+    from minirl.benchmarks.task_sets import FindBenchmark, TaskSets
+    from minirl.browser.pool import BrowserPool
     from minirl.cli.logger import Logger
 
 
@@ -63,37 +64,26 @@ class Experiment:
         ValueError if an episode that is to be `rewarded` could not be."""
         from minirl.benchmarks.task_sets import choose_benchmarks, refuse_impossible
         from minirl.browser.host_backoff import HostBackoff
-        from minirl.browser.pool import BrowserPool
         from minirl.judges.judge import EndpointJudge, open_judge
-        from minirl.worlds.render import SiteServer, sites_of
 
         config = self.config
         images = self.run.images
         tasks = self.tasks.all
         benchmark_of = choose_benchmarks(config)
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
-        live = [task for task in tasks if not benchmark_of(task).recorded]
-        if len(live) < len(tasks) and config.agent.kind != "autowebworld":
+        if config.agent.kind != "autowebworld" and any(benchmark_of(task).recorded for task in tasks):
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
-        trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
-        hosts = {urlsplit(task.start_url).hostname for task in live}
-        folders: dict[str, Path] = {}
-        for benchmark in {benchmark_of(task) for task in tasks}:
-            folders |= benchmark.folders()
-        with SiteServer(sites_of(tasks), folders) as server:
-            sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            others = self.ranks.rank * self.ranks.share(config.browser.episodes)
-            pool = BrowserPool(config.browser, server.sites, sealed, trusted, others)
-            async with (
-                pool if live else contextlib.nullcontext(),
-                self.sampler() as sampler,
-                open_judge(config, self.ranks, images) as judge,
-            ):
-                endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
-                benchmarks = choose_benchmarks(config, endpoint)
-                agent = make_agent(config, self.preprocessor)
-                harness = Harness(config, self.preprocessor, agent, pool, images, benchmarks)
-                yield RolloutWorker(harness, sampler, self.ranks, HostBackoff(), judge)
+        others = self.ranks.rank * self.ranks.share(config.browser.episodes)
+        async with (
+            open_browsers(config, tasks, benchmark_of, others) as pool,
+            self.sampler() as sampler,
+            open_judge(config, self.ranks, images) as judge,
+        ):
+            endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
+            benchmarks = choose_benchmarks(config, endpoint)
+            agent = make_agent(config, self.preprocessor)
+            harness = Harness(config, self.preprocessor, agent, pool, images, benchmarks)
+            yield RolloutWorker(harness, sampler, self.ranks, HostBackoff(), judge)
 
     @contextlib.asynccontextmanager
     async def sampler(self) -> AsyncIterator[Sampler]:
@@ -167,6 +157,28 @@ class Experiment:
             with progress("resetting the sites"):
                 await reset(self.config.task.reset)
         self.ranks.barrier()
+
+
+@contextlib.asynccontextmanager
+async def open_browsers(
+    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, others: int = 0
+) -> AsyncIterator[BrowserPool]:
+    """Serve the sites of tasks that are served here, and open browsers if a task takes one; the ranks before
+    this one have `others` episodes."""
+    from minirl.browser.pool import BrowserPool
+    from minirl.worlds.render import SiteServer, sites_of
+
+    live = [task for task in tasks if not benchmark_of(task).recorded]
+    trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
+    hosts = {urlsplit(task.start_url).hostname for task in live}
+    folders: dict[str, Path] = {}
+    for task in tasks:
+        folders |= benchmark_of(task).folders()
+    with SiteServer(sites_of(tasks), folders) as server:
+        sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
+        pool = BrowserPool(config.browser, server.sites, sealed, trusted, others)
+        async with pool if live else contextlib.nullcontext():
+            yield pool
 
 
 def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agent:

@@ -12,9 +12,6 @@ import numpy as np
 from minirl.rollout import Collected
 from minirl.types import Trajectory
 
-# What a model is told of a response that can't be read: words of the line, by which they are counted
-FORMAT_ERRORS = ("no </think>", "no complete <tool_call>", "not valid JSON", "invalid action", "cut off")
-
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
     """Return the share of episodes that earned 1 where a judge rewards them (`--reward.by judge`), beside
@@ -36,8 +33,8 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     for name in parts[0] if parts else ():
         means[f"reward/{name}"] = mean(part[name] for part in parts)
     stops = Counter(f"stop/{t.stop.value}" for t in finished)
-    errors = "\n".join(turn.parsed.error or "" for t in finished for turn in t.turns)
-    kinds = {f"format/{words}": errors.count(words) for words in FORMAT_ERRORS}
+    parsed = [turn.parsed for t in finished for turn in t.turns]
+    kinds = Counter(f"format/{response.kind}" for response in parsed if response.error)
     counts = {
         "episodes": len(finished),
         "invalid": len(finished) - len(valid),

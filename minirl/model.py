@@ -219,6 +219,20 @@ def load_model(config: ModelConfig, device: torch.device = CPU, dtype: str | Non
     return model.to(device)
 
 
+def frozen(model: Any, config: ModelConfig) -> list[nn.Module]:
+    """Return the modules that are never trained: by `freeze_vision` a vision tower; by `freeze` the lowest
+    layers and the embeddings, which may be the head, too. ValueError if there are not so many layers."""
+    modules = []
+    if config.freeze_vision == "always" and hasattr(model.config, "vision_config"):
+        modules.append(model.model.visual)
+    layers = model.get_decoder().layers
+    if config.freeze > len(layers):
+        raise ValueError(f"--model.freeze {config.freeze}: this model has {len(layers)} layers")
+    if config.freeze:
+        modules += [model.get_input_embeddings(), *layers[: config.freeze]]
+    return modules
+
+
 def quicken(model: nn.Module) -> None:
     """Give a model the layers below, which are faster on a CPU, with the same weights."""
     for module in model.modules():

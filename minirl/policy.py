@@ -19,7 +19,7 @@ from minirl import prefix_tree
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
-from minirl.model import Preprocessor, compute_dtype
+from minirl.model import Preprocessor, compute_dtype, frozen
 
 NEVER = -1e30  # added to a suppressed token's logit; finite, because blocks of logits get multiplied by 0
 
@@ -62,8 +62,8 @@ def make_policy(
     policy.requires_grad_(train)
     if train and config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if config.model.freeze_vision == "always" and preprocessor.images:
-        model.model.visual.requires_grad_(False)
+    for module in frozen(model, config.model):
+        module.requires_grad_(False)
     if config.batch.layout == "tree":
         prefix_tree.enable(model)
     dtype = compute_dtype(config.model, ranks.device)

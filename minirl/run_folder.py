@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +40,7 @@ T = TypeVar("T")
 TRAJECTORY = TypeAdapter(Trajectory)
 Setting = str | int | float | bool | None | list[str | int | float]
 SETTINGS = TypeAdapter(dict[str, Setting | dict[str, Setting]])
+GIT_SECONDS = 10  # for the name of the commit
 REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 STEP_LABEL = re.compile(r"step_(\d+)")
 
@@ -183,9 +184,11 @@ class Run:
     def add_start(self) -> None:
         """Record the command that was typed, and the commit of these sources, if git knows it."""
         if self.records:
-            ask = "git describe --always --dirty"
-            git = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
-            start = {"command": shlex.join(sys.argv), "commit": git.stdout.strip()}
+            commit = b""
+            ask = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty"]
+            with suppress(OSError, subprocess.SubprocessError):  # there is none, or it takes long
+                commit = subprocess.check_output(ask, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS)
+            start = {"command": shlex.join(sys.argv), "commit": commit.decode().strip()}
             append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -109,18 +109,17 @@ class Trainer:
             chosen = minibatches(trajectories, config.batch.minibatch_turns, seed + epoch)
             epochs.append([self._share(weighted(minibatch, config.loss, sizes)) for minibatch in chosen])
         batches = self._batches([part for shares in epochs for share in shares for part in share])
+        same_weights = not config.replay and not config.rollout.delay
         steps = []
         for shares in epochs:
             for share in shares:
                 steps.append(self._step(batches, len(share), lr))
+                mismatch = step_metrics(steps)["mismatch_mean"]  # of the first one
+                if mismatch > MAX_MISMATCH and same_weights:
+                    problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
+                    raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
             tick()
-        metrics = step_metrics(steps)
-        mismatch = metrics["mismatch_mean"]
-        same_weights = not config.replay and not config.rollout.delay
-        if mismatch > MAX_MISMATCH and same_weights:
-            problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
-            raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
-        return metrics | {"lr": lr}
+        return step_metrics(steps) | {"lr": lr}
 
     def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
         """Return the trajectories with the reference's log-probs, if the loss has a KL term."""

@@ -55,6 +55,7 @@ class Stop(Enum):
         return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
 
 
+ROUNDING = 1e-6  # what rewards that are meant to be equal may differ by, as 0.1 + 0.2 and 0.3
 # The endings after which an episode can succeed, by `reward.after`
 GRADED = {"done": (Stop.DONE,), "any": tuple(stop for stop in Stop if stop.is_agent_fault)}
 
@@ -86,6 +87,7 @@ class Call:
 
     name: str
     arguments: Fields = field(default_factory=dict)
+    problem: str = ""  # why it can't be read, if it can't
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Parsed:
     thought: str = ""
     calls: tuple[Call, ...] = ()
     error: str | None = None  # the line that the model is shown
+    kind: str = ""  # of the error, by which metrics count it
 
 
 @dataclass(frozen=True)
@@ -306,7 +309,8 @@ class Session(Protocol):
     page: "Page"  # Playwright's: the current tab
     news: list[str]  # what happened by itself, a sentence each
     scale: float  # pixels of a screenshot for one of the page's
-    picture: bytes  # the last screenshot, until an action has settled
+    seen: bytes | str  # the page as the agent has seen it last, until an action has settled
+    look: Any  # how an agent that reads pages sees them: awaited, it returns a text
     unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
     @property
@@ -318,14 +322,13 @@ class Session(Protocol):
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any: ...
     async def start(self, url: str) -> None: ...  # opens the task's first page
     async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
-    async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
+    async def travel(self, step: int) -> None: ...  # -1 back, 1 forward; ToolFailure if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
     async def arm(self, point: Point | None = None) -> Any: ...  # before an action; returns what is there
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
-    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
+    async def ask(self, name: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
     async def press(self, key: str) -> None: ...
-    async def wheel(self, point: Point, dx: float, dy: float) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
     async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...  # URLs and titles, and the current one's

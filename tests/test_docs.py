@@ -107,7 +107,7 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
 def test_the_verbs_of_data_are_understood(place, capsys):
     """Their files are the reader's to fill in, and not there; flags would be refused before."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
-    assert {verb for verb, *_ in lines} == {"filter", "curate", "read"}
+    assert {verb for verb, *_ in lines} == {"filter", "curate", "read", "mine", "smollm2"}
     for argv in lines:
         with pytest.raises((ValueError, OSError)):
             data.run(argv)

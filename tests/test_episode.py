@@ -331,7 +331,7 @@ async def test_a_cut_response_costs_the_text_agent_a_turn(play, agent, stop):
     async with play(said, config=config) as (worker, script, task):
         t = await episode(worker, task, 6)
     assert t.stop is stop and len(t.turns) == (3 if stop is Stop.FORMAT_ERROR else 6)
-    assert t.turns[0].finish == "length" and t.turns[0].feedback == (CUT_OFF,)
+    assert t.turns[0].finish == "length" and t.turns[0].feedback == (CUT_OFF.error,)
     preprocessor = worker.harness.preprocessor
     end, cut = preprocessor.tokenizer.eos_token_id, script.samples[0].ids
     ids = script.requests[1].prompt.ids

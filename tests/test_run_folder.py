@@ -1,5 +1,6 @@
 """The run folder: what is written comes back equal, and a killed run leaves nothing that hurts."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training import group_of
 
+from minirl import run_folder
 from minirl.cli.lifecycle import save
 from minirl.run_folder import Run, differences
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
@@ -234,6 +236,20 @@ def test_a_screenshots_name_leads_nowhere_else(tmp_path, name):
     run.images.folder.joinpath("0123456789abcdef.png").symlink_to(tmp_path / "runs/secret.png")
     with pytest.raises(ValueError, match="screenshot 0123456789abcdef is not in"):
         run.images.get("0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("git", "commit"), [("echo v1", "v1"), ("exec sleep 60", ""), ("exit 1", ""), (None, "")]
+)
+def test_a_start_is_recorded_whatever_git_does(tmp_path, monkeypatch, git, commit):
+    if git:
+        (tmp_path / "git").write_text(f"#!/bin/sh\n{git}\n")
+        (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if git else str(tmp_path))
+    monkeypatch.setattr(run_folder, "GIT_SECONDS", 5 if commit else 0.2)
+    run = Run(tmp_path / "run")
+    run.add_start()
+    assert json.loads((run.root / "starts.jsonl").read_text())["commit"] == commit
 
 
 HOLD = "import sys, time; from pathlib import Path; from minirl.run_folder import Run\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock, call
 
 import pytest
+import torch
 from peers import ROOT, start
+from safetensors.torch import load_file
 
 import sft
 import train as script
@@ -105,6 +108,7 @@ def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     assert [p.name for p in checkpoints(two.checkpoint_dir)] == ["step_00001", "step_00002"]
 
 
+@pytest.mark.more
 def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
     script.run(small(finished, "--steps", "3", "--resume"))
     assert "resumed after step 2" in capsys.readouterr().out
@@ -114,13 +118,12 @@ def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
 def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
     """No Chromium can be found, and the same dumps give the same losses twice."""
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
-    flags = ["--steps", "2", "--replay", str(finished)]
-    flags += ["--warm-start", str(finished / "checkpoints/sft")]
+    flags = ["--replay", str(finished), "--warm-start", str(finished / "checkpoints/sft")]
     losses = []
-    for name in ("one", "two"):
-        script.run(small(finished.parent / name, *flags))
-        losses.append([m["loss"] for m in Run(finished.parent / name).metrics()])
-    assert len(losses[0]) == 2 and losses[0] == losses[1] and any(losses[0])
+    for steps in ("2", "1"):
+        script.run(small(finished.parent / steps, "--steps", steps, *flags))
+        losses.append([m["loss"] for m in Run(finished.parent / steps).metrics()])
+    assert len(losses[0]) == 2 and losses[0][:1] == losses[1] and any(losses[0])
     original = [m["loss"] for m in Run(finished).metrics()]
     assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
 
@@ -161,12 +164,61 @@ def interrupted(run: Path, finished: Path, cause: signal.Signals) -> tuple[dict,
 def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
     run = tmp_path / "tiny"
     state, start = interrupted(run, finished, signal.SIGINT)
-    script.run(small(run, "--steps", str(state["step"]), "--resume", *start))
+    steps = state["step"] + 1
+    script.run(small(run, "--steps", str(steps), "--resume", *start))
+    assert [m["step"] for m in Run(run).metrics()] == [*range(1, steps + 1)], "none is shown twice"
 
 
 @pytest.mark.more
 def test_what_a_scheduler_sends_saves_too(finished, tmp_path):
     interrupted(tmp_path / "tiny", finished, signal.SIGTERM)
+
+
+def episodes(run: Run) -> dict[str, list]:
+    """What each dump's episodes saw, said and earned, in any order."""
+    kept = {}
+    for label in run.labels():
+        rows = [
+            (t.task.id, t.member, t.reward, [(turn.text, turn.images, turn.feedback) for turn in t.turns])
+            for t in run.load_trajectories(label)
+        ]
+        kept[label] = sorted(rows)
+    return kept
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_training_that_is_killed_ten_times_ends_as_one_that_was_not(tmp_path):
+    """kill -9 at random moments of cloning, episodes, updates and evaluations, while they are written too."""
+    flags = ["--steps", "3", "--save-every", "1", "--sft.max-steps=6"]
+    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    started = time.monotonic()
+    done = start("train.py", *small(whole.root, *flags))
+    assert done.returncode == 0, done.stderr
+    seconds = time.monotonic() - started
+
+    rng = random.Random(0)
+    for _ in range(10):
+        resume = ["--resume"] if killed.root.exists() else []
+        argv = [sys.executable, str(ROOT / "train.py"), *small(killed.root, *flags, *resume)]
+        process = subprocess.Popen(
+            argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            _, err = process.communicate(timeout=rng.uniform(0, seconds))
+            assert process.returncode == 0, err
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=60)
+    done = start("train.py", *small(killed.root, *flags, "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert episodes(killed) == episodes(whole)
+    losses = [[row["loss"] for row in run.metrics()] for run in (whole, killed)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6) and len(losses[0]) == 3
+    one, other = (load_file(run.checkpoint_dir / "step_00003/model.safetensors") for run in (whole, killed))
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        assert torch.allclose(weight, other[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,11 @@ from training import (
 )
 
 from minirl import prefix_tree
-from minirl.config import LossConfig, SftConfig
+from minirl.checkpoint import Checkpoints
+from minirl.config import LossConfig, ModelConfig, SftConfig
 from minirl.distributed import full_tensor
-from minirl.model import Images
-from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
+from minirl.model import Images, load_model
+from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows, weighted
 from minirl.trainer import Trainer, cloning_batches, cores
 from minirl.types import Group, Trajectory, Turn
 
@@ -66,7 +67,7 @@ def test_the_rate_of_reinforcement_falls_to_zero_behind_the_last_step(new_traine
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """What the optimizer is given, of its last step."""
     found: dict[str, torch.Tensor] = {}
-    named = dict(trainer.policy.model.named_parameters())
+    named = {n: w for n, w in trainer.policy.model.named_parameters() if w.requires_grad}
     note = lambda *_: found.update({n: w.grad.clone() for n, w in named.items()})  # noqa: E731
     trainer.optimizer.register_step_pre_hook(note)
     return found
@@ -225,6 +226,36 @@ def test_a_vision_tower_that_is_frozen_in_cloning_learns_by_reinforcement(new_tr
     assert not all(torch.equal(cloned[name], reinforced[name]) for name in tower)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_lowest_layers_and_the_embeddings_stay_as_they_are(preprocessor, ranks, groups, tmp_path, tied):
+    """By cloning and by reinforcement, decay included; the others move as far as they would without, in the
+    first update. The optimizer holds nothing of them, but sampler and checkpoint get the whole model."""
+    path = save_text_model(tmp_path / "text", preprocessor, "Llama", tie_word_embeddings=tied)
+    rows = [replace(row, images=()) for row in rows_of(groups) if not row.images]
+    usual = make_trainer(path, ranks, sft={"grad_clip": 1e9})
+    trainer = make_trainer(path, ranks, model={"freeze": 1}, sft={"grad_clip": 1e9, "weight_decay": 0.4})
+    start, free, held = weights(usual), gradients_of(usual), gradients_of(trainer)
+    assert usual.sft_step(rows, lr=1e-3) == pytest.approx(trainer.sft_step(rows, lr=1e-3))
+    still = {name for name in start if "embed_tokens" in name or "layers.0." in name}
+    assert held.keys() == start.keys() - still and len(still) == 10
+    torch.testing.assert_close(held, {name: free[name] for name in held}, atol=1e-7, rtol=1e-5)
+    trainer._step(weighted([TrajectoryRows(0, tuple(rows))], LossConfig(), {0: 1}), 1e-3)
+    after = weights(trainer)
+    assert {name for name in start if torch.equal(start[name], after[name])} == still
+    assert len(trainer.optimizer.param_groups[0]["params"]) == len(start) - 10
+    assert {name for name, _ in trainer.weights()} == start.keys()
+    checkpoints = Checkpoints(trainer, tmp_path / "checkpoints")
+    checkpoints.save("step_00001", {"step": 1})
+    checkpoints.finish()
+    again = make_trainer(path, ranks, model={"freeze": 1})
+    assert Checkpoints(again, tmp_path / "checkpoints").resume() == {"step": 1}
+    assert equal(weights(again), after)
+    exported = load_model(ModelConfig(path=str(tmp_path / "checkpoints" / "step_00001")))
+    assert equal({name: weight.detach() for name, weight in exported.named_parameters()}, after)
+    with pytest.raises(ValueError, match="--model.freeze 3: this model has 2 layers"):
+        make_trainer(path, ranks, model={"freeze": 3})
+
+
 @pytest.mark.parametrize("frozen", ["sft", "always"])
 def test_a_text_model_has_nothing_to_freeze(preprocessor, ranks, groups, tmp_path, frozen):
     text = save_text_model(tmp_path / "text", preprocessor, "Llama")
@@ -266,10 +297,14 @@ def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
     learn(trainer, groups)
     trainer.config = replace(trainer.config, replay=None)
     assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
+    trainer.config = replace(trainer.config, batch=replace(trainer.config.batch, epochs=3))
+    step, steps = trainer._step, []
+    trainer._step = lambda *given: steps.append(given) or step(*given)
     with pytest.raises(
         ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
     ):
         learn(trainer, groups)
+    assert len(steps) == 1, "no further update is made with them"
 
 
 def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(new_trainer, groups):

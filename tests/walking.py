@@ -8,24 +8,17 @@ from playwright.async_api import Page, async_playwright
 
 from minirl.browser import executable
 from minirl.types import Task
-from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.interpreter import World
 from minirl.worlds.render import SiteServer
 from minirl.worlds.search import Step
-from minirl.worlds.solutions import in_json
+from minirl.worlds.solutions import in_json, state_after
 from minirl.worlds.widgets import gui_steps
-
-
-def last_state(world: World, steps: Sequence[Step]) -> State:
-    state = initial_state(world.fsm)
-    for step in steps:
-        state = apply(world.fsm, state, step.action_id, step.params)
-    return state
 
 
 def walk(world: World, steps: Sequence[Step], name: str = "walk") -> Task:
     """A task whose solution these steps are."""
     meta = {"world": world.name, "solution": in_json(steps)}
-    goal = {"page": last_state(world, steps).page}
+    goal = {"page": state_after(world, steps).page}
     return Task(name, "", f"http://{world.name}.test/", goal, meta)
 
 
@@ -33,7 +26,7 @@ def operations(world: World, steps: Sequence[Step]) -> list[str]:
     """The names of all that mouse and keyboard do on a path."""
     names = []
     for n, step in enumerate(steps):
-        names += [gui["op"] for gui in gui_steps(world, last_state(world, steps[:n]), step)]
+        names += [gui["op"] for gui in gui_steps(world, state_after(world, steps[:n]), step)]
     return names
 
 

@@ -56,7 +56,7 @@ def parse(text: str) -> Parsed:
         calls = read_ui_tars(source.split("\n\n")[0].strip())
         return Parsed(before.rpartition("Thought:")[2].strip(), calls)
     except ValueError as problem:
-        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}")
+        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}", kind="invalid action")
 
 
 def read_call(given: Fields) -> Call:

@@ -26,23 +26,29 @@ def shorten(text: str) -> str:
     return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
 
 
+async def screen(session: Session) -> bytes:
+    """Return a new screenshot, which is also the next observation's if no action comes between."""
+    session.unseen = await session.screenshot()
+    return session.unseen
+
+
 @asynccontextmanager
 async def watched(
     session: Session, point: Point | None = None, quiet: bool = False, is_click: bool = False
 ) -> AsyncIterator[SimpleNamespace]:
     """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
     the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are
-    the changes as sentences, each after a blank, and `fresh` tells if the page is another than before."""
+    the changes as sentences, each after a blank, and `fresh` tells if the page is another than before. Of a
+    click it is told, too, if the agent sees the page as it was."""
     page = session.page
     old_url = page.url
     old_tabs = len(session.context.pages)
     before = b""
-    if is_click:
-        # the agent has just seen it, unless it reads pages or made another call of the same response
-        before = session.picture or await session.screenshot()
+    look = session.look or screen
+    if is_click:  # the agent has seen it already, unless it made another call of the same response
+        before = session.seen or await look(session)
     target = await session.arm(point)
-    name = target.name or "something"
-    effect = SimpleNamespace(name=name, options=target.options, kind=target.kind)
+    effect = SimpleNamespace(name=target.name or "something", options=target.options, kind=target.kind)
     try:
         yield effect
     except ToolFailure:  # what closes its own tab may do so before the browser has answered
@@ -51,10 +57,11 @@ async def watched(
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
     if is_click and not (notes or target.options or settled.changes or settled.revalued):
-        session.unseen = await session.screenshot()
+        after = await look(session)
         # news of what the browser itself shows, as a file chooser, may have come only now
-        if not session.news and looks_the_same(before, session.unseen, settled.masks):
+        if not session.news and looks_the_same(before, after, settled.masks):
             notes.append("Note: no visible navigation or new tab detected.")
+    effect.masks = settled.masks
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
 

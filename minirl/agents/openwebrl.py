@@ -35,7 +35,6 @@ SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
 _ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|</function>\s*\Z|\Z)", re.DOTALL)
-UNREADABLE = "tool_call"  # names the call that stands for a block that can't be read, and says why
 FORM = '{"name": "click", "arguments": {"point_2d": [500, 120]}}'
 FORM_IN_TAGS = "<function=click><parameter=point_2d>[500, 120]</parameter></function>"
 THOUGHT = "<think>\nyour reasoning\n</think>\n"  # in the form that PROMPT asks for
@@ -107,16 +106,24 @@ def parse(text: str, form: str = FORM) -> Parsed:
     before, closed, rest = text.partition("</think>")
     if not closed:
         return Parsed(
-            error="Error: no </think> in the response. Think, close with </think>, then call a tool."
+            error="Error: no </think> in the response. Think, close with </think>, then call a tool.",
+            kind="no </think>",
         )
     thought = before.rpartition("<think>")[2].strip()
     blocks = [block for block, end in _CALL.findall(rest) if end]
     if not blocks:
-        return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
+        return Parsed(
+            thought,
+            error="Error: no complete <tool_call>...</tool_call> after </think>.",
+            kind="no complete <tool_call>",
+        )
     calls = tuple(read_call(block) for block in blocks)
-    if all(call.name == UNREADABLE for call in calls):
-        problem = calls[0].arguments.get("problem")
-        return Parsed(thought, error=f"Error: a tool call is {problem}. Write it like {form}.")
+    if all(call.problem for call in calls):
+        return Parsed(
+            thought,
+            error=f"Error: a tool call is {calls[0].problem}. Write it like {form}.",
+            kind="not valid JSON",
+        )
     return Parsed(thought, calls)
 
 
@@ -130,7 +137,7 @@ def read_call(block: str) -> Call:
             source = block.strip().strip("`").removeprefix("json")
             record = CallRecord.model_validate_json(openwebrl_actions.escape_breaks(source))
     except ValidationError as error:
-        return Call(UNREADABLE, {"problem": f"not valid JSON with a name ({first_fault(error)})"})
+        return Call("tool_call", problem=f"not valid JSON with a name ({first_fault(error)})")
     given = record.arguments
     call = Call(shorten(record.name), given if isinstance(given, dict) else {"arguments": given})
     try:
@@ -151,8 +158,8 @@ def first_fault(error: ValidationError) -> str:
 
 def checked(call: Call) -> Call:
     """Return a call with the arguments that its tool takes. ToolFailure with the fault."""
-    if call.name == UNREADABLE:
-        raise ToolFailure(f"it is {call.arguments.get('problem')}")
+    if call.problem:
+        raise ToolFailure(f"it is {call.problem}")
     if call.name not in TOOLS:
         raise ToolFailure(f"there is no such tool; the tools are {', '.join(TOOLS)}")
     try:

@@ -12,8 +12,6 @@ and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
 5. A text is typed over the old one, without Backspace; a long one is inserted, but for its last letter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -25,8 +23,8 @@ from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
-from minirl.agents.feedback import shorten, watched
-from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
+from minirl.agents.feedback import screen, shorten, watched
+from minirl.browser.page_scripts import PageAnswer, looks_the_same, script
 from minirl.package_files import table_of
 from minirl.types import Call, Feedback, Observation, PageHangs, Parsed, Session, ToolFailure
 
@@ -37,6 +35,7 @@ MAX_WAIT_SECONDS = 30
 MAX_PRESSES = 50
 MAX_CLICKS = 3
 MAX_DRAG_STEPS = 100
+HOLD_SECONDS = 0.1  # before what is dragged is let go
 FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailure
 _QUOTED = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 CLOSED = "closed"  # a component that does not let its fields be seen
@@ -160,11 +159,15 @@ async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, ste
     mouse = session.page.mouse
     start = pixels(session, start_point_2d)
     end = pixels(session, end_point_2d)
-    async with watched(session, start, is_click=True) as effect:
+    async with watched(session, start, quiet=True, is_click=True) as effect:
         await session.do(mouse.move(*start))
         await session.do(mouse.down())
         try:
             await session.do(mouse.move(*end, steps=min(max(steps, 1), MAX_DRAG_STEPS)))
+            # a hand holds there, too, which some lists wait for before they make room
+            for _ in range(2):
+                await session.do(mouse.move(*end))
+                await asyncio.sleep(HOLD_SECONDS)
         finally:  # a button that stays down would spoil all that follows
             await session.do(mouse.up())
     return f"`drag` executed.{effect.notes}"
@@ -177,29 +180,32 @@ async def scroll(
     if direction not in DIRECTIONS:
         raise ToolFailure(f"direction must be one of {', '.join(DIRECTIONS)}")
     dx, dy, end = DIRECTIONS[direction]
+    mouse = session.page.mouse
     point = None
     place = ""
     if point_2d:
         point = pixels(session, point_2d)
         place = f" at {_place(point_2d)}"
-        await session.do(session.page.mouse.move(*point))
+        await session.do(mouse.move(*point))
     share = min(amount, 1)
     async with watched(session, point) as effect:
         dx *= share * session.width
         dy *= share * session.height
-        _, answer = await session.ask(SCROLL, point, dx, dy)
+        _, answer = await session.ask("scroll", point, dx, dy)
         before = b""
         # What a script can't move a wheel may: a map, a closed component, a page in a frame
         if answer.distance < 1 and (point or not answer.ends):
-            before = await session.screenshot()
-            await session.wheel(point or (session.width / 2, session.height / 2), dx, dy)
+            if not point:
+                await session.do(mouse.move(session.width / 2, session.height / 2))
+            before = await screen(session)
+            await session.do(mouse.wheel(dx, dy))
     notes = effect.notes
     if answer.distance >= 1:
         if answer.name not in ("", "the page"):
             notes += f" It moved {answer.name}."
         if answer.ends:
             notes += f" That is its {end}."
-    elif not before or before == await session.screenshot():
+    elif not before or looks_the_same(before, await screen(session), effect.masks):
         notes += " Note: page scroll position did not change and may be at a boundary."
     return f"`scroll` {direction} by {share:.0%}{place} executed.{notes}"
 
@@ -209,7 +215,7 @@ async def write(session: Session, message: str) -> str:
     if not message:
         raise ToolFailure("message is empty")
     text = message.replace("\r\n", "\n")
-    frame, field = await session.ask(FOCUS)
+    frame, field = await session.ask("focus")
     name = field.name
     advice = WRITTEN_WHOLE.get(field.kind)
     if not (advice or field.editable):
@@ -218,7 +224,7 @@ async def write(session: Session, message: str) -> str:
     outcome = ""
     async with watched(session, quiet=True) as effect:
         if advice:
-            text = await session.do(frame.evaluate(CHOOSE, [message]))
+            text = await session.do(frame.evaluate(script("choose"), [message]))
             if not isinstance(text, str):
                 raise ToolFailure(f"{name} does not take '{message[:VALUE_CHARS]}'. {advice}")
             outcome = f' It is now "{text[:VALUE_CHARS]}".'
@@ -228,7 +234,7 @@ async def write(session: Session, message: str) -> str:
 
     # The field may hold something else than was written: cut, completed, in its own format, or as before
     if not effect.fresh and not frame.is_detached():
-        field_now = PageAnswer.read(await session.do(frame.evaluate(FOCUS)))
+        field_now = PageAnswer.read(await session.do(frame.evaluate(script("focus"))))
         if field_now.kind == field.kind != CLOSED and not _is_held(field_now, text):
             outcome = effect.notes + _difference(field_now.value, text)
     return f'`write` typed "{message}" into {name}.{outcome}'
@@ -246,7 +252,7 @@ async def _type_over(session: Session, frame: Any, kind: str, text: str) -> None
         typed = ""  # the caret is not behind several paragraphs that were inserted
     elif has_lines or len(text) > MAX_KEYS:
         typed = text[-1]
-    if has_lines and kind == CLOSED and await session.do(frame.evaluate(PASTE, [text])) is True:
+    if has_lines and kind == CLOSED and await session.do(frame.evaluate(script("paste"), [text])) is True:
         return
     seconds = session.config.action_seconds
     if typed != text:
@@ -315,9 +321,7 @@ async def goto_url(session: Session, url: str) -> str:
 
 async def go_back(session: Session) -> str:
     """Go back in the current tab's history."""
-    if not await session.travel(-1):
-        raise ToolFailure("there is no earlier page in this tab")
-    await session.settle()
+    await session.travel(-1)
     return "`go_back` executed."
 
 

@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def parse(text: str) -> Parsed:
     try:
         return Parsed(thought, (read_call(answer),))
     except ValueError as problem:
-        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}")
+        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}", kind="invalid action")
 
 
 def split(text: str) -> tuple[str, str]:
@@ -147,7 +148,8 @@ def syntax_tree(source: str) -> ast.expr | None:
 async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> Observation:
     """Return the current tab as simplified_html.observe does; where there are several, with a line that names
     them."""
-    page = await _look(session, boxes, listeners)
+    session.look = partial(_look, boxes=boxes, listeners=listeners)
+    page = session.seen = await session.look(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [
@@ -190,11 +192,10 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
         case "go_backward":
             return await tools.go_back(session)
         case "go_forward":
-            if not await session.travel(1):
-                raise ToolFailure("there is no later page in this tab")
+            await session.travel(1)
         case "Switch Tab":
             await session.switch_tab(argument)
-    await session.settle()
+            await session.settle()
     return f"`{action}` executed."
 
 
@@ -207,7 +208,8 @@ async def _on_element(session: Session, action: str, point: Point, argument: str
         return await tools.write(session, argument)
 
     mouse = session.page.mouse
-    async with tools.watched(session, point, is_click=action != "Hover") as effect:
+    is_click = action in ("Click", "Right Click")
+    async with tools.watched(session, point, is_click=is_click) as effect:
         if action == "Hover":
             await session.do(mouse.move(*point))
         else:

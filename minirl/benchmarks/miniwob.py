@@ -127,12 +127,17 @@ def tasks_named(source: str, count: int | None, config: Config) -> list[Task]:
             raise ValueError(f"{source}: MiniWoB++ has no page {name!r}; it has: {', '.join(known)}")
     first = int(named["first"] or 0)
     last = int(named["last"] or first)
+    if last < first:
+        raise ValueError(f"{source}: its last seed comes before its first")
     seeds = range(first, last + 1)
     if count is not None:
         seeds = seeds[: math.ceil(count / len(names))]
     with ThreadPoolExecutor(1) as thread:  # for the caller's own event loop may be running
-        tasks = thread.submit(asyncio.run, make_tasks(names, seeds, config)).result()
-    return tasks[:count]
+        making = thread.submit(asyncio.run, make_tasks(names, seeds, config))
+        try:
+            return making.result()[:count]
+        except (BrowserFault, ToolFailure) as failure:
+            raise ValueError(f"{source}: its pages can't be asked ({failure}); try again") from None
 
 
 async def make_tasks(names: Sequence[str], seeds: Sequence[int], config: Config) -> list[Task]:

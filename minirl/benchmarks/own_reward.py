@@ -17,11 +17,9 @@ from functools import cache
 from playwright.async_api import Page
 
 from minirl.benchmarks.judged import JudgedBenchmark
-from minirl.types import BrowserFault, RunEnds, Score, Session, Stop, Task
+from minirl.types import ROUNDING, BrowserFault, RunEnds, Score, Session, Stop, Task
 
 REWARD_SECONDS = 60.0  # for one call; one that blocks the event loop, as time.sleep does, can't be ended
-
-ROUNDING = 1e-6  # what a sum of tenths may miss 0 or 1 by
 
 Reward = Callable[[Task, Page, str], Awaitable[float | None]]
 

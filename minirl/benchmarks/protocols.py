@@ -21,15 +21,16 @@ from minirl.types import Sampling, Stop, Task
 
 # What a judge's settings have from the benchmark; where it is served is the user's affair.
 JUDGE = ("model", "input", "seconds", "response_tokens")
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=1)
 
 
 @dataclass(frozen=True)
 class Protocol:
     name: str
     benchmark: str  # as in a task's meta
-    sampling: Sampling
-    judge: JudgeConfig
     max_steps: int
+    sampling: Sampling = GREEDY
+    judge: JudgeConfig = JudgeConfig(input="rules")
     aborted: Literal["fail", "leave out"] = "fail"
     sites: tuple[str, ...] = ()  # only tasks of these; () is all
     average: Literal["micro", "macro", "kinds"] = "micro"
@@ -78,8 +79,7 @@ def _without_aborted(official: Protocol) -> Protocol:
         model = GPT_41.model if official.judge.model else ""
         judge = replace(official.judge, model=model)
     name = official.name.removesuffix("-official") + "-without-aborted"
-    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=1)
-    return replace(official, name=name, aborted="leave out", sampling=greedy, judge=judge)
+    return replace(official, name=name, aborted="leave out", sampling=GREEDY, judge=judge)
 
 
 _DATA = table_of("benchmarks/protocols.toml")["protocols"]

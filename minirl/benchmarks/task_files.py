@@ -102,16 +102,19 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
         yield from _parquet_records(path)
         return
     # Unicode has further ends of lines, which a text in JSON may hold
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        is_array = file.read(4096).lstrip().startswith("[")
-        file.seek(0)
-        if is_array:
-            for number, record in enumerate(_read_json(file.read(), str(path)), 1):
-                yield f"record {number}", record
-            return
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield f"line {number}", _read_json(line, f"{path}, line {number}")
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            is_array = file.read(4096).lstrip().startswith("[")
+            file.seek(0)
+            if is_array:
+                for number, record in enumerate(_read_json(file.read(), str(path)), 1):
+                    yield f"record {number}", record
+                return
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"line {number}", _read_json(line, f"{path}, line {number}")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8, which it must be saved in: {error}") from None
 
 
 def _read_json(text: str, place: str) -> Any:

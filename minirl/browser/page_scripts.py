@@ -13,6 +13,7 @@ OpenWebRL, appendix A.2. Deviations:
 import io
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Self
 
 from PIL import Image, ImageChops
@@ -20,6 +21,7 @@ from PIL import Image, ImageChops
 from minirl.package_files import text_of
 
 
+@cache
 def script(name: str) -> str:
     """Return the function NAME of NAME.js, which may use helpers.js, as JavaScript."""
     helpers = text_of("browser/helpers.js")
@@ -27,14 +29,6 @@ def script(name: str) -> str:
     return f"argument => {{\n{helpers}\n{text}\nreturn {name}(argument);\n}}"
 
 
-ARM = script("arm")
-SETTLE = script("settle")
-FOCUS = script("focus")
-CHOOSE = script("choose")
-PASTE = script("paste")
-SCROLL = script("scroll")
-TARGET = script("target")
-BLOCKED = script("blocked")
 MAX_TEXT_CHARS = 100_000  # of a text in an answer
 MAX_NOISE = 2  # of 255: what a pixel varies by where a page is drawn again
 
@@ -86,11 +80,11 @@ class PageAnswer:
         return cls(**values)
 
 
-def looks_the_same(before: bytes, after: bytes, masks: Any) -> bool:
-    """Return True if two screenshots differ nowhere but in the masks, and by what differs from one drawing of
-    a page to the next."""
-    if before == after:
-        return True
+def looks_the_same(before: Any, after: Any, masks: Any) -> bool:
+    """Return True if two texts are equal, or two screenshots but for the masks and for what differs from one
+    drawing of a page to the next."""
+    if before == after or isinstance(after, str):
+        return before == after
     first, second = [Image.open(io.BytesIO(png)).convert("RGB") for png in (before, after)]
     if first.size != second.size:
         return False

@@ -139,19 +139,18 @@ class BrowserPool:
             if slot.browser is not None and slot.browser.is_connected():
                 return slot.browser
             playwright = await self._driver()
+            slot.pid = None
             if slot.address:
-                browser = await self._connect(slot, playwright)
+                slot.browser = browser = await self._connect(slot, playwright)
             else:
                 # Playwright's own limit: it also ends the process that took too long
                 browser = await playwright.chromium.launch(**self.options, timeout=1000 * START_SECONDS)
-            slot.browser = browser
-            slot.pid = None
-            self.launches += 1
-            if not slot.address:
+                slot.browser = browser
                 answer = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
                 slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
                 version = await ask(browser, "Browser.getVersion", START_SECONDS)
                 slot.user_agent = version["userAgent"].replace("Headless", "")
+            self.launches += 1
             return browser
 
     async def _connect(self, slot: BrowserSlot, playwright: Playwright) -> Browser:
@@ -256,6 +255,12 @@ class BrowserPool:
             "timezone_id": config.timezone,
             "user_agent": config.user_agent or slot.user_agent,
         }
+        if slot.user_agent:  # the hints beside it would say HeadlessChrome
+            version = browser.version
+            options["extra_http_headers"] = {
+                "sec-ch-ua": f'"Chromium";v="{version.partition(".")[0]}"',
+                "sec-ch-ua-full-version-list": f'"Chromium";v="{version}"',
+            }
         guard = replace(self.guard)  # with lookups of its own
         opened.callback(guard.lookups.shutdown, wait=False, cancel_futures=True)
         if "proxy" in self.options:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from playwright.async_api import CDPSession, Frame, Page
 
-from minirl.browser.page_scripts import SETTLE, PageAnswer
+from minirl.browser.page_scripts import PageAnswer, script
 from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ async def _ask(
 
     async def ask(place: Page | Frame) -> PageAnswer:
         left = max(0.0, deadline - time.monotonic())
-        work = place.evaluate(SETTLE, [session.config.quiet_ms, calm_ms, 1000 * left])
+        work = place.evaluate(script("settle"), [session.config.quiet_ms, calm_ms, 1000 * left])
         return PageAnswer.read(await session.do(work, left + CALL_SECONDS))
 
     settled = PageAnswer()

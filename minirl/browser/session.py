@@ -25,7 +25,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, BLOCKED, TARGET, PageAnswer
+from minirl.browser.page_scripts import PageAnswer, script
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.console import without_passwords
@@ -62,7 +62,8 @@ class Session:
     answer: bool | None = None  # whether dialogs of this action are accepted; None: as usual
     next_answer: bool | None = None  # and of the next one
     crashed: set[Page] = field(default_factory=set)
-    picture: bytes = b""  # the last screenshot, until an action has settled
+    seen: bytes | str = b""  # what the agent has seen last, until an action has settled
+    look: Any = None  # how an agent that reads pages sees them: awaited, it returns a text
     unseen: bytes = b""  # one that was taken to see what an action changed, for the next observation
 
     def __post_init__(self) -> None:
@@ -137,7 +138,7 @@ class Session:
         self.news = []
         self.armed = None
         self.next_answer = None
-        self.unseen = b""
+        self.look = None
         return True
 
     revive = readiness.revive
@@ -189,23 +190,24 @@ class Session:
         self.answer, self.next_answer = self.next_answer, None
         await self.guard.pace(self.page.url)
 
-    async def travel(self, step: int) -> bool:
-        """Go back (-1) or forward again (1) in the tab's history; return False if nothing is there."""
-        history = await self.do((await self.tab()).cdp.send("Page.getNavigationHistory"))
+    async def travel(self, step: int) -> None:
+        """Go back (-1) or forward again (1) in the tab's history. ToolFailure if nothing is there."""
+        tab = await self.tab()
+        history = await self.do(tab.cdp.send("Page.getNavigationHistory"))
         index = history["currentIndex"] + step
         entries = history["entries"]
         if not 0 <= index < len(entries) or entries[index]["url"] == "about:blank":  # as tabs begin
-            return False
-        go = self.page.go_back if step < 0 else self.page.go_forward
-        await self.do(go(wait_until="commit", timeout=0))
-        return True
+            raise ToolFailure(f"there is no {'earlier' if step < 0 else 'later'} page in this tab")
+        # Playwright's own would wait for a page that is not left, since something is not saved
+        await self.do(tab.cdp.send("Page.navigateToHistoryEntry", {"entryId": entries[index]["id"]}))
+        await self.settle()
 
     async def arm(self, point: Point | None = None) -> PageAnswer:
         """Mark the page before an action, so that `settle` sees its effect; return arm.js's answer."""
         tab = await self.tab()
         answer = PageAnswer()
         try:
-            self.armed, answer = await self.ask(ARM, point, point)
+            self.armed, answer = await self.ask("arm", point, point)
         except PageHangs:
             raise
         except ToolFailure:
@@ -213,12 +215,12 @@ class Session:
         tab.forget()
         return answer
 
-    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
+    async def ask(self, name: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
         """Return the innermost frame at a point, or with the focus, and a script's answer from there. It gets
         the frame's own pixels, and answers an inner `frame`'s place and scale, or True for the focus."""
         frame = self.page.main_frame
         while True:
-            answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))
+            answer = PageAnswer.read(await self.do(frame.evaluate(script(name), [point, *rest])))
             inner_point = None
             match answer.frame, point:
                 case [*place], [x, y] if len(place) == 4 and all(isinstance(n, float | int) for n in place):
@@ -228,7 +230,7 @@ class Session:
                     pass
                 case _:
                     return frame, answer
-            handle = (await self.do(frame.evaluate_handle(TARGET, [point]))).as_element()
+            handle = (await self.do(frame.evaluate_handle(script("target"), [point]))).as_element()
             inner = await self.do(handle.content_frame()) if handle else None
             if inner is None:
                 return frame, answer
@@ -239,7 +241,8 @@ class Session:
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
         self.armed = None
-        self.picture = b""
+        self.seen = b""
+        self.unseen = b""
         # No proxy of ours stands before a browser elsewhere, so what its page leads to is left again
         if self.config.connect and is_address(self.page.url):
             try:
@@ -248,12 +251,6 @@ class Session:
                 await self.do(self.page.goto("about:blank"))
                 raise
         return settled
-
-    async def wheel(self, point: Point, dx: float, dy: float) -> None:
-        """Turn a wheel at a point by so many pixels; the pointer stays where it is."""
-        tab = await self.tab()
-        event = {"type": "mouseWheel", "x": point[0], "y": point[1], "deltaX": dx, "deltaY": dy}
-        await self.do(tab.cdp.send("Input.dispatchMouseEvent", event))
 
     async def press(self, key: str) -> None:
         """Press a key, or several joined by +, but none that paste what another episode may have copied.
@@ -282,8 +279,9 @@ class Session:
                 capture = tab.cdp.send("Page.captureScreenshot", PNG)
                 both = asyncio.gather(capture, self.page.title())  # which a script may have set meanwhile
                 answer, tab.title = await self.do(both, SCREENSHOT_SECONDS)
-                self.picture = base64.b64decode(answer["data"])
-                return self.picture
+                picture = base64.b64decode(answer["data"])
+                self.seen = picture
+                return picture
             except PageHangs as hang:
                 hangs += 1
                 if hangs == MAX_HANGS:
@@ -299,7 +297,7 @@ class Session:
         answer = ""
         if not self.guard.is_trusted(self.page.url):
             with suppress(ToolFailure, BrowserFault):
-                answer = await self.do(self.page.evaluate(BLOCKED), BLOCKED_SECONDS)
+                answer = await self.do(self.page.evaluate(script("blocked")), BLOCKED_SECONDS)
         return answer[:200] if isinstance(answer, str) else ""
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:

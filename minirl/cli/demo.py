@@ -23,7 +23,6 @@ from minirl.console import progress, say
 from minirl.recipes import tiny
 from minirl.run_folder import Run, checkpoints
 from minirl.types import Sampling, Trajectory
-from minirl.worlds.render import sites_of, world_at
 
 if TYPE_CHECKING:
     from minirl.distributed import Ranks
@@ -84,7 +83,7 @@ def settings(options: Options) -> Config:
 async def play(number: int, config: Config, ranks: Ranks) -> None:
     """Run the episode, tell it, and save it with a report in runs/demo."""
     from minirl.experiment import open_experiment
-    from minirl.worlds.scripted_agent import ScriptedPolicy
+    from minirl.worlds.scripted_agent import scripted_policy
 
     experiment = open_experiment(config, ranks)
     tasks = experiment.tasks.heldout
@@ -95,8 +94,7 @@ async def play(number: int, config: Config, ranks: Ranks) -> None:
     limits = config.eval
     async with experiment.worker() as worker:
         if config.model.path == "tiny":
-            (site,) = sites_of([task])
-            policy = ScriptedPolicy(world_at(site), task, worker.harness.preprocessor, config.agent)
+            policy = scripted_policy(task, worker)
         else:
             sampling = Sampling(limits.temperature, limits.top_p, limits.top_k)
             policy = worker.policy(sampling, limits.response_tokens, "demo", task.id)

@@ -55,8 +55,10 @@ class Logger:
         self.wandb = None
         project = os.environ.get("WANDB_PROJECT")
         if project and run.records:
-            import wandb  # optional: pip install wandb
-
+            try:
+                import wandb  # optional
+            except ImportError:
+                raise ValueError("WANDB_PROJECT needs wandb: pip install wandb, or unset it") from None
             self.wandb = wandb.init(project=project, name=run.root.resolve().name, config=run.config())
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from minirl.config import Config
 from minirl.console import print_table, say
 from minirl.judges.judge import JUDGE_BATCH
-from minirl.model import blueprint
+from minirl.model import blueprint, frozen
 
 MODELS = Path(__file__).parent / "models"  # the sizes of those that recipes name, for want of a network
 GB = 10**9
@@ -171,10 +171,10 @@ def plan(config: Config) -> Plan:
     count, _, memory = (config.plan or "").partition("x")
     gpus, gpu_gb = int(count), float(memory)
     replicas = config.optim.replicas
-    model, tower = meta_model(config.model.path)
+    model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
     parameters = size(model)
-    trained = parameters - size(tower) if config.model.freeze_vision == "always" else parameters
+    trained = parameters - sum(map(size, frozen(model, config.model)))
 
     # what stays in both phases
     weights = 4 * parameters * replicas // gpus

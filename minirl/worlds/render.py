@@ -177,7 +177,7 @@ class SiteServer(ThreadingHTTPServer):
             if f"{name}.test" in self.by_host:
                 raise ValueError(f"two sites have the same name, {name}")
             self.by_host[f"{name}.test"] = site
-        self.pages: dict[str, bytes] = {}
+        self.pages = {}
         super().__init__(("127.0.0.1", 0), _Handler)
         self.sites = dict.fromkeys([*self.by_host, *self.folders], self.server_port)
 

@@ -72,7 +72,7 @@ class Recorder(ScriptedPolicy):
     def __init__(self, world: World, task: Task, harness: Harness, has_pictures: bool):
         super().__init__(world, task, harness.preprocessor, harness.config.agent)
         self.has_pictures = has_pictures
-        self.records: list[Record] = []
+        self.records = []
         self.place = "at the start"
 
     async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
@@ -114,6 +114,7 @@ UNSCORED: Any = SimpleNamespace(
     recorded=False,
     session=lambda harness, task: harness.browsers.session(),
     prepare=lambda session, task: asyncio.sleep(0),
+    has_ended=lambda session, task: asyncio.sleep(0, False),
 )
 
 

@@ -42,11 +42,11 @@ class ScriptedPolicy:
         self.agent = agent
         self.steps = solution_of(task, world)  # those still to be taken
         self.state = initial_state(world.fsm)  # which the page must show by now
-        self.pending: list[Json] = []  # what is left to do of the first step
+        self.pending = []  # what is left to do of the first step
         answers = load_goal(task.goal).answer
         self.answer = answers[0] if answers else "done"
         self.is_tiles = world.style.get("look", "tiles") == "tiles"
-        self.search_words: list[str] = []  # what a page of tiles is looked through for
+        self.search_words = []  # what a page of tiles is looked through for
         if self.is_tiles:
             values = [str(condition["value"]) for condition in task.goal.get("where", [])]
             self.search_words = values + [SHOP["buttons"][role].lower() for role in TO_PRESS]
@@ -158,18 +158,22 @@ def with_points(points: Mapping[str, Sequence[int] | None], calls: Sequence[Fiel
     return response
 
 
+def scripted_policy(task: Task, worker: RolloutWorker) -> ScriptedPolicy:
+    """Return the policy that takes a task's solution. ValueError if its site is not a generated one."""
+    sites = sites_of([task])
+    if not sites:
+        raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
+    return ScriptedPolicy(world_at(sites[0]), task, worker.harness.preprocessor, worker.config.agent)
+
+
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:
     """Return the solutions of tasks on generated sites, acted out, in the order of the tasks; those that the
     task's rules don't confirm are dropped. A collective call."""
-    config = worker.config
     ranks = worker.ranks
 
     async def solve_in_browser(task: Task) -> Trajectory:
-        sites = sites_of([task])
-        if not sites:
-            raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-        policy = ScriptedPolicy(world_at(sites[0]), task, worker.harness.preprocessor, config.agent)
-        trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
+        policy = scripted_policy(task, worker)
+        trajectory = await worker.episode(task, 0, policy, worker.config.eval.max_steps)
         meter.advance(ranks.world)
         if not trajectory.success:
             say(f"demonstration {task.id} dropped: {trajectory.stop.value} {trajectory.error}")

@@ -63,8 +63,8 @@ class Walk:
     def __init__(self, world: World):
         self.world = world
         self.state = initial_state(world.fsm)
-        self.steps: list[Step] = []
-        self.operations: list[str] = []
+        self.steps = []
+        self.operations = []
 
     def take(self, role: str, value: Any = None) -> None:
         """Take the current page's action of this role, with a value if it asks for one."""

@@ -77,10 +77,10 @@ class Draft:
         self.world = world
         self.rng = rng
         self.meta = world.fsm.meta
-        self.parts: list[Part] = []
-        self.sentences: list[str] = []
-        self.question: list[str] = []  # sentences that come last
-        self.answer: list[str] = []  # in all spellings that are right
+        self.parts = []
+        self.sentences = []
+        self.question = []  # sentences that come last
+        self.answer = []  # in all spellings that are right
 
     def begin(self, family: str, mode: str) -> bool:
         """Add the part that the task is named after. Return False if the site has nothing like it."""

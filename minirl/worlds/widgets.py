@@ -93,10 +93,10 @@ class SiteDocument:
 
     def __init__(self, id_style: str):
         self.id_style = id_style
-        self.pages: dict[str, Json] = {}
-        self.labels: dict[str, str] = {}  # by the ids of pages and actions
-        self.messages: dict[str, str] = {}  # by the ids of terminal pages
-        self.done: dict[str, Json] = {}  # the types of what the session notes, which all pages carry along
+        self.pages = {}  # by id
+        self.labels = {}  # by the ids of pages and actions
+        self.messages = {}  # by the ids of terminal pages
+        self.done = {}  # the types of what the session notes, which all pages carry along
 
     def add_page(self, id: str, label: str, back: str = "", fields: Json | None = None) -> None:
         """Add a page with these fields and their types, and a button that leads `back`."""

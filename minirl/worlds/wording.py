@@ -25,7 +25,7 @@ from minirl.worlds.widgets import words_in
 WORDING_TOKENS = 1024
 NAME = re.compile(r'"[^"]+"|[\w-]+')  # what is quoted, or a word
 SPEECH = [WORDS[table] for table in ("modes", "targets", "flows", "asks", "questions")]
-FIXED = set(words_in(f"{SPEECH} {read_table('walks')}")) - set(WORDS["telling"])
+FIXED = set(words_in(f"{SPEECH} {read_table('released')['phrases']}")) - set(WORDS["telling"])
 
 
 async def reword_tasks(tasks: Sequence[Task], served: EndpointConfig) -> list[Task]:

@@ -199,6 +199,9 @@ def test_which_calls_of_a_response_are_made():
     parsed = parse(f"x</think>{call('go_back')}{call('fly')}<tool_call>?</tool_call>{call('new_tab')}")
     assert [made.name for made in parsed.calls] == ["go_back", "fly", "tool_call", "new_tab"]
     assert list(map(can_run, parsed.calls)) == [True, False, False, True] and parsed.error is None
+    (named,) = parse(f"x</think>{call('tool_call', problem='none')}").calls
+    with pytest.raises(ToolFailure, match="there is no such tool"):  # not what stands for an unreadable one
+        checked(named)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +325,7 @@ def test_parse_never_raises_and_gives_calls_or_an_error(text):
 
 def test_very_long_responses():
     """A model that repeats itself to its token limit; minutes if every tag were searched to the end."""
-    n = 100_000
+    n = 30_000
     assert "no complete <tool_call>" in parse("x</think>" + "<tool_call>" * n).error
     assert "not valid JSON" in parse("x</think>" + "<tool_call>" * n + "</tool_call>").error
     for text in ("[", '{"', "<function=a><parameter=", '["', "<function=" + "<parameter=b>"):

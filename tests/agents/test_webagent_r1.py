@@ -263,3 +263,17 @@ async def test_a_page_that_hangs_is_revived(pool, monkeypatch):
         await webagent_r1.observe(session)
         await session.page.evaluate("document.querySelector('button').click()")
         assert "Spin" in (await webagent_r1.observe(session)).page_text
+
+
+async def test_a_click_without_effect_is_told_without_a_picture(session, monkeypatch):
+    """By the page as this agent reads it."""
+    monkeypatch.setattr(session, "screenshot", None)
+    note = "Note: no visible navigation or new tab detected."
+    await session.page.set_content(
+        "<button>Dead</button><button popovertarget=m>Menu</button><p id=m popover>One"
+    )
+    await webagent_r1.observe(session)
+    assert note in await do(session, 'do(action="Click", element="0")')
+    assert note in await do(session, 'do(action="Click", element="0")'), "nor without a look between"
+    await webagent_r1.observe(session)
+    assert note not in await do(session, 'do(action="Click", element="1")')

@@ -183,3 +183,12 @@ async def test_the_text_agent_writes_and_chooses_alike(session):
     assert 'It is now "One, Two".' in await webagent_r1.act(session, Call("Select Dropdown Option", choose))
     with pytest.raises(ToolFailure, match="this list is disabled"):
         await webagent_r1.act(session, Call("Select Dropdown Option", choose | {"element": disabled}))
+
+
+async def test_a_long_text_does_not_run_on_into_the_next_field(session):
+    await session.page.set_content(STYLE + SLOW.replace("</textarea>", '</textarea><input id="b">'))
+    for field, text in (("e", "x" * 4000), ("b", "next")):
+        place = await session.page.locator(f"#{field}").bounding_box()
+        await do(session, "click", point_2d=point(place["x"] + 5, place["y"] + 5))
+        await do(session, "write", message=text)
+    assert await session.page.evaluate("[e.value.length, b.value]") == [4000, "next"]

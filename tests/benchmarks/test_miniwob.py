@@ -157,11 +157,19 @@ async def test_an_agent_that_sees_acts_in_the_pages_own_window_drawn_larger():
     [
         ("miniwob:click-buton:0", "no page 'click-buton'; it has: .*click-button"),
         ("miniwob:", "write miniwob:"),
+        ("miniwob:click-button:3-1", "last seed comes before"),
     ],
 )
 def test_what_is_no_page_is_refused(source, fault):
     with pytest.raises(ValueError, match=fault):
         tasks_named(source, None, CONFIG)
+
+
+@needs_pages
+def test_a_page_that_does_not_begin_is_one_line(monkeypatch):
+    monkeypatch.setattr(miniwob, "SCRIPT", "async () => { throw new Error('not today') }")
+    with pytest.raises(ValueError, match="miniwob-click-button-0 does not begin: .*not today"):
+        task_of("click-button", 0)
 
 
 @needs_pages

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -104,12 +103,18 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_named(tmp_path, encoding):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "1", "instruction": "Kauf Äpfel", "start_url": "http://a.test/"}\n', encoding)
+    with pytest.raises(ValueError, match=rf"{path} is not in UTF-8, which it must be saved in: .*decode"):
+        load_tasks(path)
+
+
 def test_a_file_without_tasks(tmp_path):
     path = tmp_path / "tasks.jsonl"
     with pytest.raises(OSError, match=str(path)):
         load_tasks(path)
-    with pytest.raises(OSError, match="/dev/zero"):  # it has no end
-        load_tasks(Path("/dev/zero"))
     path.write_text("\n\n")
     with pytest.raises(ValueError, match=f"{path} holds no tasks"):
         load_tasks(path)

@@ -97,7 +97,7 @@ async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world
 
 
 @pytest.mark.parametrize("found", ["boston", pytest.param("nowhere", marks=pytest.mark.more)])
-@pytest.mark.parametrize("recipe", [webagent_r1_3b, openwebrl_4b])
+@pytest.mark.parametrize("recipe", [webagent_r1_3b, pytest.param(openwebrl_4b, marks=pytest.mark.more)])
 async def test_what_the_turn_limit_ends_counts_alike_in_training_evaluation_and_protocol(
     world, preprocessor, tmp_path, recipe, found
 ):

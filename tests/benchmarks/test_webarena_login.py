@@ -13,7 +13,7 @@ from minirl.benchmarks.webarena.login import reset
 from minirl.benchmarks.webarena.tasks import webarena_task
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop, Task
+from minirl.types import BrowserFault, Stop, Task, ToolFailure
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
@@ -44,7 +44,8 @@ async def test_a_login_by_form(session, world, site, path):
     task = await ready(session, sites=[site], start_url=f"__{site.upper()}__{path}")
     assert session.page.url == task.start_url  # those who are not logged in are sent elsewhere
     assert await session.page.locator("input[type=password], #login").count() == 0
-    assert not await session.travel(-1)
+    with pytest.raises(ToolFailure, match="no earlier page"):
+        await session.travel(-1)
 
 
 @browsing

@@ -72,7 +72,7 @@ async def test_generated_and_trusted_sites_are_never_taken_for_blocked(session, 
 async def test_a_page_that_can_not_be_asked_is_not_blocked(session, site, monkeypatch):
     await session.goto(f"{site}/open/an empty basket")
     monkeypatch.setattr("minirl.browser.session.BLOCKED_SECONDS", 0.3)
-    for script in ("() => 7", "() => { throw 1 }", "() => ['x']", "() => { for (;;); }"):
-        monkeypatch.setattr("minirl.browser.session.BLOCKED", script)
+    for answer in ("() => 7", "() => { throw 1 }", "() => ['x']", "() => { for (;;); }"):
+        monkeypatch.setattr("minirl.browser.session.script", lambda _, answer=answer: answer)
         assert await session.blocked() == ""
     await session.revive()

@@ -64,3 +64,12 @@ async def test_a_click_is_told_to_have_no_effect_only_where_the_screen_stays_the
     if not case.get("same"):
         assert before.image != after.image, "it has an effect"
     assert await session.page.evaluate(case.get("shows", "true"))
+
+
+async def test_a_clock_does_not_pass_for_scrolling_and_its_picture_is_the_next_observations(session, site):
+    await session.start(f"{site}/{quote('nothing beside a clock')}")
+    await asyncio.sleep(1.5)
+    line = await do(session, "scroll")
+    assert line.endswith("Note: page scroll position did not change and may be at a boundary.")
+    picture = session.unseen
+    assert picture and (await observe(session)).image is picture

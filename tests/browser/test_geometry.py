@@ -97,7 +97,7 @@ for corner in ("top left", "top right", "bottom left", "bottom right"):
     CORNERS += f'<button style="{place}" onclick="document.title = this.innerText">{corner}</button>'
 
 
-@pytest.mark.parametrize(("width", "height"), [(240, 180), (700, 500)])
+@pytest.mark.parametrize(("width", "height"), [(240, 180), pytest.param(700, 500, marks=pytest.mark.more)])
 async def test_a_window_has_a_size_of_its_own(session, width, height):
     opening = f"window.open('', 'w', 'width={width},height={height}').document.write(corners)"
     script = f"<script>corners = {json.dumps(STYLE + CORNERS)}</script>"

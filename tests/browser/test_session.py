@@ -323,6 +323,9 @@ async def test_language_time_zone_and_user_agent_are_not_the_machines(site, monk
     async with BrowserPool(replace(CONFIG, **settings)) as pool, pool.session() as session:
         await session.start(f"{site}/")
         assert re.fullmatch(expected, " ".join(await session.page.evaluate(WHERE)))
+        opened = await session.page.goto(f"{site}/two")
+        headers = await opened.request.all_headers()
+        assert headers["sec-ch-ua"].startswith('"Chromium";v="') and "Headless" not in str(headers)
 
 
 async def test_a_time_zone_that_does_not_exist_is_told_at_once():

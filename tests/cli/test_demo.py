@@ -38,6 +38,11 @@ def test_a_users_mistake_is_one_line(flags, problem):
         door.run(flags)
 
 
+def test_help_is_no_mistake(capsys):
+    door.run(["--help"])
+    assert capsys.readouterr().out.startswith("usage: python -m minirl demo")
+
+
 def test_the_scripted_demo_succeeds_and_leaves_a_report(capsys):
     demo.run(PLACE)
     said = capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from minirl.cli.logger import Logger, step_line
 from minirl.run_folder import Run
 
@@ -32,6 +34,14 @@ def test_the_logger_writes_prints_and_reports(tmp_path, capsys):
     assert "after RL:  30.0% (10.8% to 60.3%) of 10 tasks; 2 more were aborted\n" in out
     report = run.report_path.read_text()
     assert "after RL" in report and "aborted" in report
+
+
+def test_a_project_without_wandb_is_a_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "project")
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(ValueError, match="pip install wandb, or unset it"):
+        Logger(Run(tmp_path), 7)
+    Logger(Run(tmp_path, records=False), 7)  # another rank's, which has none
 
 
 def test_wandb_gets_every_step(tmp_path, monkeypatch):

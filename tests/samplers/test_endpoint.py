@@ -198,7 +198,7 @@ HEADERS = "Content-Type Retry-After Content-Encoding Transfer-Encoding X-Should-
         st.sampled_from(HEADERS.split()), st.text("abcdefghijklmnopqrstuvwxyz0123456789-=/; ", max_size=20)
     ),
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_but_an_endpoint_error_leaves_the_client(answer, code, headers):
     (found,), *_ = asyncio.run(ask([body(answer, code, headers)], seconds=0.5))
     assert isinstance(found, Reply | EndpointError)

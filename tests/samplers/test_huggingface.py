@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_vllm import NEAR, gap, open_trainer, rows_of
 from training import logprobs_of
 
 from minirl.config import ModelConfig
@@ -105,6 +106,21 @@ async def test_states_move_with_their_rows(hybrid, preprocessor, new_sampler, pr
         assert sample.logprobs[-1] == pytest.approx(last_V[sample.ids[-1]].item(), abs=1e-4)
         alone = await sampler.generate(Request(prompt, request_seed("test", n), 12, sampler.how))
         assert alone.ids == sample.ids
+
+
+async def test_a_hybrids_log_probs_are_the_trainers_after_every_update(hybrid_folder, ranks, prompts):
+    """Three updates on trees, synced into a sampler with weights of its own. Before the sync they differ."""
+    trainer = open_trainer(hybrid_folder, ranks)
+    sampler = HfSampler(load_model(ModelConfig(path=str(hybrid_folder))), trainer.preprocessor)
+    sampler.how = Sampling(temperature=0.8)
+    for _ in range(3):
+        rows = rows_of(prompts, await sample_all(sampler, prompts))
+        assert gap(trainer, rows) < NEAR
+        trainer.sft_step(rows, lr=3e-3)
+        assert gap(trainer, rows) > 100 * NEAR
+        sampler.sync(trainer.weights())
+    assert gap(trainer, rows_of(prompts, await sample_all(sampler, prompts))) < NEAR
+    sampler.close()
 
 
 def assert_alike(one: Sample, other: Sample) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 from endpoint_server import refuse, say, serve
-from peers import alone, start
+from peers import alone
 from shopping import SHOP, tasks
 from workers import make_worker
 
@@ -131,15 +131,15 @@ def test_turns_cut_at_the_limit_get_no_end_word(preprocessor):
     assert whole == (*cut, preprocessor.tokenizer.eos_token_id)
 
 
-def test_a_served_model_is_evaluated(tmp_path):
+def test_a_served_model_is_evaluated(eval_script, tmp_path, capsys):
     done = 'I am done.</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
     with serve([say(done)]) as server:
         flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model"]
         flags += ["--name", str(tmp_path / "tiny"), "--eval.episodes", "3", "--endpoint.price", "0", "1000"]
-        out = start("eval.py", "tiny", "--sampler", "remote", *flags)
-    assert out.returncode == 0, out.stderr
-    assert "evaluating served/model on 3 tasks" in out.stdout
-    assert "served/model: 3 requests" in out.stdout and "300 + 60 tokens, $0.06" in out.stdout
+        eval_script.run(["tiny", "--sampler", "remote", *flags])
+    said = capsys.readouterr().out
+    assert "evaluating served/model on 3 tasks" in said
+    assert "served/model: 3 requests" in said and "300 + 60 tokens, $0.06" in said
     (line,) = (tmp_path / "tiny-eval/evals.jsonl").read_text().splitlines()
     assert json.loads(line)["n"] == 3 and json.loads(line)["checkpoint"] == "served/model"
 

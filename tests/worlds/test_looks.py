@@ -45,7 +45,9 @@ async def test_a_page_is_full_and_has_its_pictures_at_once():
         assert len(await page.inner_text("body")) >= 600
 
 
-@pytest.mark.parametrize("skin", SKINS)
+@pytest.mark.parametrize(
+    "skin", ["table", *(pytest.param(skin, marks=pytest.mark.more) for skin in list(SKINS)[1:])]
+)
 async def test_whatever_a_header_holds_leads_somewhere(skin):
     """The links that lead nowhere are at the foot; there may be two menus."""
     world = make_site("shop", 3, "medium", skin)

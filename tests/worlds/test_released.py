@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from shopping import holds
-from walking import last_state
 from worlds_command import main
 
 from minirl.benchmarks.protocols import protocol_of
@@ -20,7 +19,7 @@ from minirl.worlds.released import make_walks, world_of
 from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import Step
-from minirl.worlds.solutions import solution_of
+from minirl.worlds.solutions import solution_of, state_after
 
 DATA = Path(__file__).parents[1] / "data"
 LIBRARY = DATA / "lending_library.fsm.json"
@@ -145,7 +144,7 @@ def test_a_walk_says_all_that_its_goal_asks():
         )
         assert task.goal["page"] == "RESERVED"
         assert [c["path"] for c in task.goal["where"]] == ["$.selected_book_id", "$.copies", "$.note"]
-        assert holds(last_state(shelf, solution_of(task, shelf)), task.goal)
+        assert holds(state_after(shelf, solution_of(task, shelf)), task.goal)
     assert make_walks(shelf, 5) == tasks[:5] and make_walks(shelf, 0) == []
 
 

