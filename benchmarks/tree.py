@@ -189,7 +189,9 @@ def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
     oracle = found["one"]
     for layout, other in found.items():
         np.testing.assert_allclose(other.logprobs, oracle.logprobs, rtol=0, atol=1e-4, err_msg=layout)
-        np.testing.assert_allclose(other.grad_norms, oracle.grad_norms, rtol=1e-3, err_msg=layout)
+        # a hybrid's decays have gradients of almost nothing, and more rounding than that
+        least = 1e-6 * oracle.grad_norms.max()
+        np.testing.assert_allclose(other.grad_norms, oracle.grad_norms, rtol=1e-3, atol=least, err_msg=layout)
     return found
 
 

@@ -271,7 +271,8 @@ def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
     folder = str(
         base_models.build(tmp_path / "model", base_models.vocabulary(), seed=0, hidden=64, kind="hybrid")
     )
-    cloned = start("sft.py", *small(tmp_path / "cloned", "--model.path", folder))
+    flags = ["--model.path", folder, "--agent.context-tokens", "2048"]  # tags are longer than JSON
+    cloned = start("sft.py", *small(tmp_path / "cloned", *flags))
     assert cloned.returncode == 0, cloned.stderr
     demos = Run(tmp_path / "cloned").load_trajectories("demos")
     texts = [turn.text for demo in demos for turn in demo.turns]

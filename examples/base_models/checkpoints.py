@@ -23,6 +23,7 @@ from minirl.agents.openwebrl import TOOLS, system_prompt
 from minirl.agents.openwebrl_actions import SCALE
 from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
 from minirl.agents.webagent_r1 import system_prompt as text_system_prompt
+from minirl.context import calls_in_tags
 from minirl.worlds.hand import GRID
 from minirl.worlds.scripted_agent import with_thought
 from minirl.worlds.shop import CHOICES, SHOP
@@ -105,6 +106,16 @@ def text_corpus(shops: Iterable[Iterable[Any]]) -> list[str]:
     return [prompt, *texts * REPEATS, *itertools.islice(pages, MAX_PAGES)]
 
 
+def calls_of_all_tools() -> list[str]:
+    """Return a call of every tool in tags, as a model with that chat template writes them."""
+    calls = []
+    for name, tool in TOOLS.items():
+        arguments = dict.fromkeys(tool.model_fields, "")
+        call = json.dumps({"name": name, "arguments": arguments})
+        calls.append(calls_in_tags(f"<tool_call>{call}</tool_call>"))
+    return calls
+
+
 def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTokenizerFast:
     """Return a byte-level BPE over `texts`, with Qwen's control tokens, for one `kind` of checkpoint."""
     parts = SETTINGS["tokenizers"]["text" if kind == "text" else "visual"]
@@ -134,6 +145,8 @@ def build(
     path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4, kind: str = "visual"
 ) -> Path:
     """Write a checkpoint of one kind ("visual", "hybrid", "text") with random weights; return its folder."""
+    if kind == "hybrid":
+        texts = [*texts, *calls_of_all_tools() * REPEATS]
     tokenizer = build_tokenizer(texts, kind)
     sizes: dict[str, Any] = {
         "hidden_size": hidden,

@@ -87,6 +87,7 @@ def test_it_is_webarenas_task_and_never_held_out_of_its_training(tmp_path):
 def test_without_the_package_or_the_sites_nothing_starts(monkeypatch):
     task, benchmark_of = verified_task(POST), choose_benchmarks(tiny())
     assert isinstance(benchmark_of(task), VerifiedBenchmark) and not benchmark_of(task).judged
+    assert benchmark_of(task).folders() == {} and len({benchmark_of(task), VerifiedBenchmark()}) == 1
     for spec, problem in [(None, "pip install .*webarena-verified"), (SimpleNamespace(), "set REDDIT to")]:
         monkeypatch.setattr(verified.importlib.util, "find_spec", lambda name, spec=spec: spec)
         monkeypatch.delenv("REDDIT", raising=False)
@@ -143,7 +144,7 @@ async def test_the_log_has_what_the_browser_asked(world, pool, monkeypatch):
         await post(session, QUESTION)
         await session.page.evaluate("fetch('/a.css').then(() => fetch('/f/1/x?y=a.css'))")
         entries = await benchmark.score(task, session, "")
-        folder = benchmark.folders[session.context]
+        folder = benchmark.logs[session.context]
     assert not folder.exists()
     asked = [(entry["request"]["method"], entry["request"]["url"].split("/", 3)[3]) for entry in entries]
     assert asked[0] == ("GET", "") and ("POST", "login_check") in asked

@@ -91,7 +91,7 @@ def verified_task(record: Fields) -> Task:
 
 @dataclass(frozen=True)
 class VerifiedBenchmark(WebArenaBenchmark):
-    folders: WeakKeyDictionary[BrowserContext, Path] = field(default_factory=WeakKeyDictionary)
+    logs: WeakKeyDictionary[BrowserContext, Path] = field(default_factory=WeakKeyDictionary, compare=False)
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the number that the task has in WebArena, too."""
@@ -111,13 +111,13 @@ class VerifiedBenchmark(WebArenaBenchmark):
             async with super().session(harness, task) as session:
                 tracing = session.context.tracing
                 await session.do(tracing.start_har(folder / "network.har", url_filter=LOGGED))
-                self.folders[session.context] = folder
+                self.logs[session.context] = folder
                 yield session
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the package's score, 0 or 1."""
         await session.do(session.context.tracing.stop_har(), VERDICT_SECONDS)
-        return await verdict(self.folders[session.context], answer)
+        return await verdict(self.logs[session.context], answer)
 
 
 async def verdict(folder: Path, answer: str) -> Score:
