@@ -108,8 +108,9 @@ def test_what_a_machine_cannot_do_is_refused(tiny_folder, ranks):
 
 def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
     trainer, epochs = new_trainer(epochs=3, minibatch_turns=6), [[]]
-    update = trainer._step
-    trainer._step = lambda rows, *rest: epochs[-1].append(rows) or update(rows, *rest)
+    share, update, cut = trainer._share, trainer._step, []
+    trainer._share = lambda rows: cut.append(rows) or share(rows)
+    trainer._step = lambda *given: epochs[-1].append(cut.pop(0)) or update(*given)
     updates = [learn(trainer, groups, step, lambda: epochs.append([]))["updates"] for step in (5, 6)]
     assert epochs.pop() == []  # one tick behind every epoch
     assert len(epochs) == 6 and sum(updates) == sum(map(len, epochs)) > 6
