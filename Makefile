@@ -44,7 +44,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-more test-slow test-vllm train demo clean FORCE
+.PHONY: help setup check test test-more test-slow test-vllm test-apps train demo clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,12 @@ test-vllm: ## the tests of the vLLM sampler, on the CPU
 	@.venv-vllm/bin/python -m pip -qq uninstall --yes torchaudio torchcodec
 	PYTHONPATH=tests/vllm_site .venv-vllm/bin/python -m pytest -m vllm $(ARGS)
 
+# The application has an environment of its own, as on a server of its own.
+test-apps: setup ## the tests on a real application, django-oscar, by both agents
+	@[ -x .venv-apps/bin/python ] || $(PYTHON) -m venv .venv-apps
+	@.venv-apps/bin/python -m pip -qq --disable-pip-version-check install -r examples/own_application/requirements.txt
+	$(PY) -m pytest -m apps $(ARGS)
+
 train: setup ## train; ARGS passes flags to train.py
 	$(PY) $(if $(findstring --help,$(ARGS)),,-m torch.distributed.run --standalone --nproc-per-node $(RANKS)) train.py $(ARGS)
 
@@ -81,7 +87,7 @@ demo: setup ## watch or play one episode on a generated site
 	$(PY) -m minirl demo $(ARGS)
 
 clean: ## remove the environments and caches; runs/ stays
-	rm -rf .venv .venv-vllm build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-apps build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):

@@ -120,6 +120,7 @@ class TaskConfig:
     demo_long: Share = 0.08  # of the demonstrations that are of longer goals nevertheless
     reward: str = ""  # your own: FILE.py:NAME, `async def NAME(task, page, answer) -> float | None`
     reset: str = ""  # address of a server that resets WebArena's sites: asked for that before each evaluation
+    servers: Path | None = None  # a file of copies of the sites: one for each episode, made clean before it
 
 
 @dataclass(frozen=True)

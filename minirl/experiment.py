@@ -34,6 +34,7 @@ from minirl.types import Agent, Sampler, Task, Trajectory
 if TYPE_CHECKING:
     from minirl.benchmarks.task_sets import FindBenchmark, TaskSets
     from minirl.browser.pool import BrowserPool
+    from minirl.browser.servers import Slots
     from minirl.cli.logger import Logger
 
 
@@ -64,6 +65,7 @@ class Experiment:
         ValueError if an episode that is to be `rewarded` could not be."""
         from minirl.benchmarks.task_sets import choose_benchmarks, refuse_impossible
         from minirl.browser.host_backoff import HostBackoff
+        from minirl.browser.servers import read_slots
         from minirl.judges.judge import EndpointJudge, open_judge
 
         config = self.config
@@ -73,9 +75,16 @@ class Experiment:
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
         if config.agent.kind != "autowebworld" and any(benchmark_of(task).recorded for task in tasks):
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
+<<<<<<< HEAD
         others = self.ranks.rank * self.ranks.share(config.browser.episodes)
         async with (
             open_browsers(config, tasks, benchmark_of, others) as pool,
+=======
+        file = config.task.servers
+        slots = read_slots(file, config.browser.episodes, self.ranks) if file else None
+        async with (
+            open_browsers(config, tasks, benchmark_of, slots) as pool,
+>>>>>>> main
             self.sampler() as sampler,
             open_judge(config, self.ranks, images) as judge,
         ):
@@ -151,7 +160,7 @@ class Experiment:
 
     async def reset_sites(self) -> None:
         """Have WebArena's sites put back to how they were, if the config names a server for that."""
-        from minirl.benchmarks.webarena.login import reset
+        from minirl.browser.servers import reset
 
         if self.config.task.reset and self.ranks.is_main:
             with progress("resetting the sites"):
@@ -161,10 +170,17 @@ class Experiment:
 
 @contextlib.asynccontextmanager
 async def open_browsers(
+<<<<<<< HEAD
     config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, others: int = 0
 ) -> AsyncIterator[BrowserPool]:
     """Serve the sites of tasks that are served here, and open browsers if a task takes one; the ranks before
     this one have `others` episodes."""
+=======
+    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, slots: Slots | None = None
+) -> AsyncIterator[BrowserPool]:
+    """Serve the sites of tasks that are served here, and open browsers if a task takes one. `slots` are free
+    copies of other sites, one for each episode."""
+>>>>>>> main
     from minirl.browser.pool import BrowserPool
     from minirl.worlds.render import SiteServer, sites_of
 
@@ -176,7 +192,11 @@ async def open_browsers(
         folders |= benchmark_of(task).folders()
     with SiteServer(sites_of(tasks), folders) as server:
         sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
+<<<<<<< HEAD
         pool = BrowserPool(config.browser, server.sites, sealed, trusted, others)
+=======
+        pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots)
+>>>>>>> main
         async with pool if live else contextlib.nullcontext():
             yield pool
 

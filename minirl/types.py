@@ -307,6 +307,7 @@ class Session(Protocol):
     config: "BrowserConfig"
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
+    guard: Any  # which addresses it may open, and where they are: minirl/browser/access.py
     news: list[str]  # what happened by itself, a sentence each
     scale: float  # pixels of a screenshot for one of the page's
     seen: bytes | str  # the page as the agent has seen it last, until an action has settled

@@ -51,17 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+ROOT = Path(__file__).parents[1]
 # The longest first: were they last, one process would still be at them when the others have ended.
 LONG = "train replay checkpoint distributed train_text hostile render eval resume openwebrl"
 FIRST = [f"test_{name}.py" for name in LONG.split()]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first. Tests marked `gpu` or `vllm` are skipped, not failed, where there is none."""
+    """The longest files first. Tests marked `gpu`, `vllm` or `apps` are skipped, not failed, where there is
+    none."""
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
     for item in items:
         if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm") is None:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+        if item.get_closest_marker("apps") and not (ROOT / ".venv-apps").is_dir():
+            item.add_marker(pytest.mark.skip(reason="`make test-apps` has installed no application"))
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
 

@@ -36,7 +36,7 @@ FLAGS = """
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
 --judge.prompt --judge.response-tokens
 --task.train --task.heldout --task.demo-goals --task.train-goals --task.short --task.demo-long --task.reward
---task.reset
+--task.reset --task.servers
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.delay --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.success
 --reward.format-error --reward.partial

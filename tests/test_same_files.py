@@ -12,7 +12,7 @@ from peers import ROOT
 DATA = ROOT / "tests/data"
 MARKET = f"{DATA}/market.fsm.json --data {DATA}/market.data.json"
 COMMANDS = {
-    "sites": "minirl.worlds make --level first --count 3 --seed 5 --out out",
+    "sites": "minirl.worlds make --themes shop --level first --seed 5 --out out",
     "a site of a released form": f"minirl.worlds render {MARKET} --out out",
     "a pool that is filtered": f"minirl.data filter {DATA}/public/webgym.jsonl --out out",
     "a dump to clone": f"minirl.data read {DATA}/public/openwebrl_sft.jsonl --recipe openwebrl-4b --out out",

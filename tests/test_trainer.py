@@ -240,7 +240,8 @@ def test_the_lowest_layers_and_the_embeddings_stay_as_they_are(preprocessor, ran
     still = {name for name in start if "embed_tokens" in name or "layers.0." in name}
     assert held.keys() == start.keys() - still and len(still) == 10
     torch.testing.assert_close(held, {name: free[name] for name in held}, atol=1e-7, rtol=1e-5)
-    trainer._step(weighted([TrajectoryRows(0, tuple(rows))], LossConfig(), {0: 1}), 1e-3)
+    share = trainer._share(weighted([TrajectoryRows(0, tuple(rows))], LossConfig(), {0: 1}))
+    trainer._step(trainer._batches(share), len(share), 1e-3)
     after = weights(trainer)
     assert {name for name in start if torch.equal(start[name], after[name])} == still
     assert len(trainer.optimizer.param_groups[0]["params"]) == len(start) - 10

@@ -41,13 +41,18 @@ class JudgedBenchmark:
     def needs_judge(self, task: Task) -> bool:
         return self.judged
 
-    async def log_in(self, session: Session, task: Task) -> None: ...
+    async def log_in(self, session: Session, task: Task) -> bool:
+        return False  # nobody has to
 
     async def prepare(self, session: Session, task: Task) -> None:
         """Log in, and open the pages in `meta["tabs"]` behind the first. BrowserFault if that fails."""
         tabs = task.meta.get("tabs", ())
         try:
-            await self.log_in(session, task)
+            if await self.log_in(session, task):
+                await session.goto(task.start_url)
+                # the agent should not go back to the login
+                cdp = await session.do(session.context.new_cdp_session(session.page))
+                await session.do(cdp.send("Page.resetNavigationHistory"))
             for url in tabs:
                 await session.new_tab()
                 await session.goto(url)

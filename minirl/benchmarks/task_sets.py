@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minirl.benchmarks import miniwob
 from minirl.benchmarks.judged import JudgedBenchmark
-from minirl.benchmarks.own_reward import OwnReward, load_reward
+from minirl.benchmarks.own_reward import load_reward
 from minirl.benchmarks.recorded import RecordedBenchmark, is_recorded
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
@@ -127,7 +127,7 @@ def drop_leaked(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Fin
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
-    own_reward = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
+    own_reward = load_reward(config.task.reward) if config.task.reward else None
     webarena = WebArenaBenchmark(endpoint)
     verified = VerifiedBenchmark()
     world = WorldBenchmark(config.reward.partial)

@@ -58,7 +58,8 @@ class Refused(ToolFailure):
 class Guard:
     """The rules. `example.org` in a list means itself and its subdomains, `deny` wins over `allow`, and an
     empty `allow` allows all. `sites` maps the generated sites to loopback ports; they are always allowed.
-    `trusted` are hosts, each with a port, that may be private: the lists still count for them."""
+    `trusted` are hosts, each with a port, that may be private: the lists still count for them. `servers` are
+    where an episode's own copies of such hosts are."""
 
     private: bool = False
     allow: Sequence[str] = ()
@@ -66,6 +67,7 @@ class Guard:
     rate: float = 0.0  # most actions a second on one host; 0: no limit
     sites: Mapping[str, int] = field(default_factory=dict)
     trusted: Collection[Place] = ()
+    servers: Mapping[Place, Place] = field(default_factory=dict)
     turns: dict[str, asyncio.Lock] = field(default_factory=dict)  # by host
     # Of this guard alone: `replace(guard)`, an episode's, shares the turns and waits for nobody else's names
     lookups: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, LOOKUPS), init=False)
@@ -112,6 +114,15 @@ class Guard:
                 raise Refused(f"{name} is a private address")
         return name
 
+    def server_of(self, url: str) -> str:
+        """Return the address of what answers to a URL in this episode.
+
+        >>> Guard(servers={("shop.test", 80): ("10.0.0.2", 8001)}).server_of("http://shop.test/a?b=c")
+        'http://10.0.0.2:8001/a?b=c'
+        """
+        host, port = self.servers.get(host_and_port(url), ("", 0))
+        return urlsplit(url)._replace(netloc=f"{host}:{port}").geturl() if host else url
+
     def is_trusted(self, url: str) -> bool:
         """Return True for a generated site, or one of `trusted`."""
         place = host_and_port(url)
@@ -122,11 +133,12 @@ class Guard:
         name = self.check_name(host, port)
         if name in self.sites:
             return [("127.0.0.1", self.sites[name])]
-        look_up = partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
+        place = self.servers.get((name, port), (name, port))
+        look_up = partial(socket.getaddrinfo, *place, type=socket.SOCK_STREAM)
         async with asyncio.timeout(RESOLVE_SECONDS):
             entries = await asyncio.get_running_loop().run_in_executor(self.lookups, look_up)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        allowed = [(ip, port) for ip in addresses if self._reaches(ip, name, port)]
+        allowed = [(ip, place[1]) for ip in addresses if self._reaches(ip, name, port)]
         if addresses and not allowed:
             raise Refused(f"{name} is at {addresses[0]}, a private address")
         return allowed

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -25,6 +25,7 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import executable
 from minirl.browser.access import Guard, Place
 from minirl.browser.proxy import NAMES, Proxy
+from minirl.browser.servers import Slots, take
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
@@ -58,15 +59,20 @@ class BrowserSlot:
 @dataclass
 class BrowserPool:
     """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
-    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's. If
-    `sealed`, browsers here reach nothing but the sites, and the next episode may have a context that is left
-    in order, with nothing stored. If not, all goes through the proxy that the config's lists call for."""
+    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's, and
+    `copies` free slots of servers. If `sealed`, browsers here reach nothing but the sites, and the next
+    episode may have a context that is left in order, with nothing stored. If not, all goes through the proxy
+    that the config's lists, or copies, call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
+<<<<<<< HEAD
     others: int = 0  # episodes of the ranks before this one, which begin with other addresses
+=======
+    copies: Slots | None = None
+>>>>>>> main
     options: Json = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -79,16 +85,22 @@ class BrowserPool:
         self.guard = Guard(
             config.private, config.allow, config.deny, config.host_rate, self.sites, self.trusted
         )
+<<<<<<< HEAD
         addresses = config.connect or ("",) * config.browsers
         first = self.others % len(addresses)
         self.slots = [BrowserSlot(address) for address in (*addresses[first:], *addresses[:first])]
+=======
+        if config.connect and self.copies:
+            raise ValueError("--task.servers needs browsers of this machine: leave out --browser.connect")
+        self.slots = [BrowserSlot(address) for address in config.connect or [""] * config.browsers]
+>>>>>>> main
 
     async def __aenter__(self) -> Self:
         """Start the first browser: an error that all of them have is better told now than per episode."""
         if not self.config.connect:
             self._choose_options()
         try:
-            async with self.session():  # finds a time zone that does not exist, too
+            async with self._context():  # finds a time zone that does not exist, too
                 pass
         except (BrowserFault, OSError) as error:
             await self.__aexit__()
@@ -105,7 +117,7 @@ class BrowserPool:
         config = self.config
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
-        if not self.sealed and (not config.private or config.allow or config.deny):
+        if not self.sealed and (not config.private or config.allow or config.deny or self.copies):
             self.options = executable.launch_options([NAMES])
             self.options["proxy"] = through(NO_PROXY)
             return
@@ -202,9 +214,18 @@ class BrowserPool:
 
     @asynccontextmanager
     async def session(self, size: Size | None = None) -> AsyncIterator[Session]:
-        """Open a context in the least loaded browser, and close it after the block. Pages have the config's
+        """Open an episode's context, with a clean slot of servers if it has its own. Pages have the config's
         size, or this one, and then their screenshots are as large as fits into the config's: 160 x 210 is
         drawn as 480 x 630 in a window of 640 x 630. Raises BrowserFault."""
+        owned = take(self.copies) if self.copies else nullcontext({})
+        async with owned as places, self._context(size) as session:
+            session.guard.servers = places
+            session.guard.trusted = {*self.trusted, *places}
+            yield session
+
+    @asynccontextmanager
+    async def _context(self, size: Size | None = None) -> AsyncIterator[Session]:
+        """Open a context in the least loaded browser, and close it after the block. Raises BrowserFault."""
         size = size or (self.config.width, self.config.height)
         # Of those that are down, one episode at a time finds out whether it is back
         slot = min(self.slots, key=lambda slot: (slot.is_down and slot.load > 0, slot.load))

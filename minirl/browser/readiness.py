@@ -71,7 +71,7 @@ class Tab:
             self.data.clear()
             self.polled.clear()
             self.changed.set()
-        elif kind in ("Document", "XHR", "Fetch") and address not in self.polled:
+        elif kind in ("Document", "XHR", "Fetch", "Script", "Stylesheet") and address not in self.polled:
             self.data[event["requestId"]] = kind, address
 
     def request_ended(self, event: Event) -> None:
@@ -136,7 +136,7 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
             n_documents += 1
             if n_documents <= MAX_DOCUMENTS:
                 deadline = time.monotonic() + READY_SECONDS
-        elif tab.data:  # what comes may make another page of it, and so may another document
+        elif tab.data:  # or another document comes
             await tab.wait(lambda tab: not tab.data or tab.document != "", deadline - time.monotonic())
         elif settled.loading:
             await asyncio.sleep(LOADING_SECONDS)

@@ -60,7 +60,7 @@ SHAPING = (
     "task.",
 )
 # But for what names code, files and addresses, or opens doors: a run's folder may come from anybody
-DOORS = ("agent.prompt", "browser.connect", "browser.private", "task.reward", "task.reset")
+DOORS = ("agent.prompt", "browser.connect", "browser.private", "task.reward", "task.reset", "task.servers")
 SUFFIX = "-eval"  # of the folder of a run's evaluations
 
 

@@ -56,14 +56,14 @@ def task_with(goal: dict[str, Any]) -> Task:
 
 @browsing
 async def test_a_reward_reads_the_page_and_the_task(session, site, file):
-    benchmark = OwnReward(load_reward(f"{file}:title"))
+    benchmark = load_reward(f"{file}:title")
     await session.goto(f"{site}/two")
     for title, value in (("Two", 1.0), ("Form", 0.0)):
         task = task_with({"title": title})
         score = await benchmark.score(task, session, "")
         assert score.value == score.details["score"] == value and not benchmark.needs_judge(task)
-    assert (await OwnReward(load_reward(f"{file}:half")).score(task, session, "")).value == 0.5
-    nothing = await OwnReward(load_reward(f"{file}:none")).score(task, session, "")
+    assert (await load_reward(f"{file}:half").score(task, session, "")).value == 0.5
+    nothing = await load_reward(f"{file}:none").score(task, session, "")
     assert nothing.value is None and "no verdict" in nothing.details["reason"]
     for name in ("", ":nobody", ":plain", ":number"):
         place = f"{file}{name}"
@@ -87,7 +87,7 @@ async def test_a_reward_reads_the_page_and_the_task(session, site, file):
 async def test_a_reward_that_fails_gives_no_verdict(session: Session, file, monkeypatch, name, reason):
     monkeypatch.setattr(own_reward, "REWARD_SECONDS", 5.0 if name == "missing" else 0.2)
     with pytest.raises(BrowserFault) as caught:
-        await OwnReward(load_reward(f"{file}:{name}")).score(task_with({}), session, "")
+        await load_reward(f"{file}:{name}").score(task_with({}), session, "")
     assert caught.value.stop is Stop.JUDGE_ERROR and str(caught.value) == reason
 
 
@@ -130,3 +130,26 @@ async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file
         async with asyncio.timeout(0.1):
             await OwnReward(reward).score(task_with({}), session, "")
     assert ended == [True]
+
+
+@browsing
+async def test_an_episode_begins_with_the_log_in_of_the_rewards_file(session, site, file):
+    """If there is one; then its page is opened anew, and nothing leads back."""
+    task = Task("a", "Look", f"{site}/two")
+    await session.start(task.start_url)
+    before = load_reward(f"{file}:half")
+    await before.prepare(session, task)
+    assert session.page.url == task.start_url and await session.context.cookies() == []
+    page = f"page.goto({site!r})"
+    file.with_name("member.py").write_text(f"""
+async def log_in(task, page):
+    await {page}
+    await page.evaluate("document.cookie = 'member=' + 1")
+    assert task.id != "b", "no account"
+
+async def reward(task, page, answer): return 1
+""")
+    benchmark = load_reward(f"{file.with_name('member.py')}:reward")
+    await benchmark.prepare(session, task)
+    assert [cookie["name"] for cookie in await session.context.cookies()] == ["member"]
+    assert session.page.url == task.start_url and not await session.travel(-1)

@@ -7,13 +7,13 @@ import pytest
 from stand_in import record_of
 
 from minirl.benchmarks.judged import JudgedBenchmark
-from minirl.benchmarks.webarena import login
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
-from minirl.benchmarks.webarena.login import reset
 from minirl.benchmarks.webarena.tasks import webarena_task
+from minirl.browser import servers
+from minirl.browser.servers import reset
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop, Task, ToolFailure
+from minirl.types import BrowserFault, RunEnds, Stop, Task, ToolFailure
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
@@ -99,14 +99,14 @@ async def test_other_tasks_have_tabs_too_and_need_nothing_else(session, world):
 
 
 async def test_a_reset_waits_until_the_sites_are_ready_and_is_given_up(world, monkeypatch):
-    monkeypatch.setattr(login, "RESET_PAUSE", 0.01)
+    monkeypatch.setattr(servers, "RESET_PAUSE", 0.01)
     for busy in (0, 2):  # with 2 a reset is running already
         world.busy, world.resets, world.asked[:] = busy, 0, []
         await reset(f"{world.reset}/")
         assert world.resets == 1 and sum("/status" in asked for asked in world.asked) == busy + 1
-    monkeypatch.setattr(login, "RESET_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "RESET_SECONDS", 0.1)
     world.busy = 10**6
-    with pytest.raises(TimeoutError, match=r"not ready 0.1 s after .* \('Reset ongoing"):
+    with pytest.raises(RunEnds, match=r"not ready 0.1 s after .* \('Reset ongoing"):
         await reset(world.reset)
     for address in ("reset.test", "file:///etc", "http://127.0.0.1:9", world.sites["SHOPPING"]):
         with pytest.raises(ValueError, match="give the reset server's address"):

@@ -211,9 +211,23 @@ async def test_closing_a_tab_when_all_have_closed_themselves(pool, site):
         assert caught.value.stop is Stop.ENV_ERROR
 
 
-async def test_data_that_an_action_asked_for_is_in_the_screenshot(pool, site):
+LOAD = """tag => {
+  document.querySelector("button").onclick = () => {
+    const e = document.createElement(tag);
+    e.onload = e.onerror = () => say("arrived");
+    Object.assign(e, { rel: "stylesheet", src: "/data?ms=400", href: "/data?ms=400" });
+    document.head.append(e);
+  };
+}"""
+
+
+@pytest.mark.parametrize("tag", ["", "script", "link"])
+async def test_what_an_action_asked_for_is_in_the_screenshot(pool, site, tag):
+    """Data, and the scripts and styles of what is drawn only then, as editors are."""
     async with pool.session() as session:
         await session.start(f"{site}/slow-fetch")
+        if tag:
+            await session.page.evaluate(LOAD, tag)
         await session.arm(SPOTS["fetch"])
         await session.page.mouse.click(*SPOTS["fetch"])
         await session.settle()

@@ -344,6 +344,7 @@ DOORS = {
     "task.heldout": "/dev/zero",
     "task.reward": "runs/ablated/evil.py:reward",
     "task.reset": "http://10.0.0.1/",
+    "task.servers": "/etc/hosts",
 }
 
 

@@ -50,8 +50,8 @@ class WebArenaBenchmark(JudgedBenchmark):
     def needs_judge(self, task: Task) -> bool:
         return '"fuzzy_match"' in json.dumps(task.goal)
 
-    async def log_in(self, session: Session, task: Task) -> None:
-        await log_in(session, task)
+    async def log_in(self, session: Session, task: Task) -> bool:
+        return await log_in(session, task)
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the product of all rules, 0 or 1. Raises NoVerdict where a rule can't be checked."""

@@ -13,10 +13,11 @@ import json
 import re
 from collections.abc import Awaitable, Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from minirl.benchmarks.webarena.login import fetch, login_to
+from minirl.benchmarks.webarena.login import login_to
 from minirl.benchmarks.webarena.tasks import sites_from_environment
+from minirl.browser.servers import fetch
 from minirl.package_files import text_of
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.types import BrowserFault, PageHangs, Session, Stop, ToolFailure
@@ -68,9 +69,9 @@ async def call_helper(call: str, session: Session) -> str | None:
         case "gitlab_get_project_memeber_role":
             return await _ask_page(session, session.page.evaluate(MEMBER_ROLE, argument))
         case "shopping_get_latest_order_url":
-            return await newest_order_url()
+            return await newest_order_url(session)
         case "shopping_get_sku_latest_review_author" | "shopping_get_sku_latest_review_rating":
-            reviews = await ask_shop(f"products/{quote(argument, safe='')}/reviews")
+            reviews = await ask_shop(session, f"products/{quote(argument, safe='')}/reviews")
             if not reviews:
                 return ""
             newest = reviews[-1]
@@ -88,26 +89,27 @@ def post_address(url: str) -> str:
     return f"{match[1]}/" if match else url
 
 
-async def newest_order_url() -> str | None:
+async def newest_order_url(session: Session) -> str | None:
     """Return the address of the newest order, None if there is none."""
-    orders = await ask_shop(f"orders?{urlencode(NEWEST_ORDER)}")
+    orders = await ask_shop(session, f"orders?{urlencode(NEWEST_ORDER)}")
     if not orders["items"]:
         return None
     number = int(orders["items"][0]["increment_id"])  # without the zeros in front
     return f"{sites_from_environment()['SHOPPING']}/sales/order/view/order_id/{number}/"
 
 
-async def ask_shop(question: str) -> Any:
+async def ask_shop(session: Session, question: str) -> Any:
     """Return what the shop's server answers its administrator."""
     shop = sites_from_environment()["SHOPPING"]
     admin = login_to("shopping_admin")
     login = {"username": admin["user"], "password": admin["password"]}
-    token = await fetch_json(f"{shop}/rest/default/V1/integration/admin/token", login)
-    return await fetch_json(f"{shop}/rest/V1/{question}", Authorization=f"Bearer {token}")
+    token = await fetch_json(session, f"{shop}/rest/default/V1/integration/admin/token", login)
+    return await fetch_json(session, f"{shop}/rest/V1/{question}", Authorization=f"Bearer {token}")
 
 
-async def fetch_json(url: str, data: Any = None, **headers: str) -> Any:
-    status, body = await fetch(url, data, **headers)
+async def fetch_json(session: Session, url: str, data: Any = None, **headers: str) -> Any:
+    headers["Host"] = urlsplit(url).netloc  # which a shop goes by, wherever this episode's copy of it is
+    status, body = await fetch(session.guard.server_of(url), data, **headers)
     if status != 200:
         raise NoVerdict(f"{url} answered {status or 'nothing'}: {body[:80]!r}")
     return json.loads(body)
