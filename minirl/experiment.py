@@ -75,16 +75,11 @@ class Experiment:
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
         if config.agent.kind != "autowebworld" and any(benchmark_of(task).recorded for task in tasks):
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
-<<<<<<< HEAD
-        others = self.ranks.rank * self.ranks.share(config.browser.episodes)
-        async with (
-            open_browsers(config, tasks, benchmark_of, others) as pool,
-=======
         file = config.task.servers
         slots = read_slots(file, config.browser.episodes, self.ranks) if file else None
+        others = self.ranks.rank * self.ranks.share(config.browser.episodes)
         async with (
-            open_browsers(config, tasks, benchmark_of, slots) as pool,
->>>>>>> main
+            open_browsers(config, tasks, benchmark_of, slots, others) as pool,
             self.sampler() as sampler,
             open_judge(config, self.ranks, images) as judge,
         ):
@@ -170,17 +165,14 @@ class Experiment:
 
 @contextlib.asynccontextmanager
 async def open_browsers(
-<<<<<<< HEAD
-    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, others: int = 0
-) -> AsyncIterator[BrowserPool]:
-    """Serve the sites of tasks that are served here, and open browsers if a task takes one; the ranks before
-    this one have `others` episodes."""
-=======
-    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, slots: Slots | None = None
+    config: Config,
+    tasks: Sequence[Task],
+    benchmark_of: FindBenchmark,
+    slots: Slots | None = None,
+    others: int = 0,
 ) -> AsyncIterator[BrowserPool]:
     """Serve the sites of tasks that are served here, and open browsers if a task takes one. `slots` are free
-    copies of other sites, one for each episode."""
->>>>>>> main
+    copies of other sites, one for each episode; the ranks before this one have `others` episodes."""
     from minirl.browser.pool import BrowserPool
     from minirl.worlds.render import SiteServer, sites_of
 
@@ -192,11 +184,7 @@ async def open_browsers(
         folders |= benchmark_of(task).folders()
     with SiteServer(sites_of(tasks), folders) as server:
         sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-<<<<<<< HEAD
-        pool = BrowserPool(config.browser, server.sites, sealed, trusted, others)
-=======
-        pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots)
->>>>>>> main
+        pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots, others)
         async with pool if live else contextlib.nullcontext():
             yield pool
 

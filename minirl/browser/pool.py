@@ -68,11 +68,8 @@ class BrowserPool:
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
-<<<<<<< HEAD
-    others: int = 0  # episodes of the ranks before this one, which begin with other addresses
-=======
     copies: Slots | None = None
->>>>>>> main
+    others: int = 0  # episodes of the ranks before this one, which begin with other addresses
     options: Json = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -85,15 +82,11 @@ class BrowserPool:
         self.guard = Guard(
             config.private, config.allow, config.deny, config.host_rate, self.sites, self.trusted
         )
-<<<<<<< HEAD
+        if config.connect and self.copies:
+            raise ValueError("--task.servers needs browsers of this machine: leave out --browser.connect")
         addresses = config.connect or ("",) * config.browsers
         first = self.others % len(addresses)
         self.slots = [BrowserSlot(address) for address in (*addresses[first:], *addresses[:first])]
-=======
-        if config.connect and self.copies:
-            raise ValueError("--task.servers needs browsers of this machine: leave out --browser.connect")
-        self.slots = [BrowserSlot(address) for address in config.connect or [""] * config.browsers]
->>>>>>> main
 
     async def __aenter__(self) -> Self:
         """Start the first browser: an error that all of them have is better told now than per episode."""
