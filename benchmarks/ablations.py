@@ -1,4 +1,4 @@
-"""The papers' ablations in small, cell by cell: one table, and a plot of gains.
+"""The papers' ablations in small, cell by cell, in one table.
 
     python benchmarks/ablations.py --only "table 4" --budget-minutes 60
     python benchmarks/ablations.py --list

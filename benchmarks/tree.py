@@ -39,6 +39,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from minirl.cli.memory_plan import CHUNK
 from minirl.model import Preprocessor
 from minirl.policy import Policy
 from minirl.prefix_tree import Forest, enable, pack
@@ -88,23 +89,16 @@ class Dims:
 
 
 @dataclass(frozen=True)
-class HybridDims:
+class HybridDims(Dims):
     """The sizes of a Qwen3.5 model."""
 
-    vocab_size: int = 512
-    hidden_size: int = 256
     num_hidden_layers: int = 4
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 2
-    head_dim: int = 48
-    intermediate_size: int = 976
     linear_num_key_heads: int = 4
     linear_num_value_heads: int = 8
     linear_key_head_dim: int = 48
     linear_value_head_dim: int = 48
 
 
-CHUNK = 64  # tokens, of the gated delta rule
 LONG_SYSTEM = Lengths(system=4000)
 SMALL, QWEN3_4B = Dims(), Dims(151936, 2560, 36, 32, 8, 128, 9728)
 HYBRID = HybridDims()
@@ -146,16 +140,14 @@ def batches(layout: str, rows: Sequence[Row]) -> Iterator[Batch]:
             yield collate(part, TEXT_ONLY, {}, cpu)
 
 
-def new_model(dims: Dims | HybridDims) -> PreTrainedModel:
+def new_model(dims: Dims) -> PreTrainedModel:
     torch.manual_seed(0)
     if isinstance(dims, HybridDims):
         return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**asdict(dims), attn_implementation="sdpa")).train()
     return Qwen3ForCausalLM(Qwen3Config(**asdict(dims), attn_implementation="sdpa")).train()
 
 
-def run(
-    layout: str, dims: Dims | HybridDims, lengths: Lengths, turns: int, trajectories: int, args: Args
-) -> Outcome:
+def run(layout: str, dims: Dims, lengths: Lengths, turns: int, trajectories: int, args: Args) -> Outcome:
     torch.set_num_threads(1)
     model = new_model(dims)
     if layout == "tree":
@@ -198,7 +190,7 @@ def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
 # --- counting operations ---------------------------------------------------------------------------
 
 
-def flops(dims: Dims | HybridDims, chains: Sequence[Chain], responses: int) -> int:
+def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
     """Operations of a forward pass over these chains; forward and backward are three times that. Linear
     layers for every token, the head for `responses` tokens, attention to exactly what a token sees; of a
     gated delta rule the products with the state and within chunks."""
@@ -224,7 +216,7 @@ def flops(dims: Dims | HybridDims, chains: Sequence[Chain], responses: int) -> i
     return layers + 2 * d.hidden_size * d.vocab_size * responses
 
 
-def flop_ratio(dims: Dims | HybridDims, rows: Sequence[Row]) -> float:
+def flop_ratio(dims: Dims, rows: Sequence[Row]) -> float:
     """One row per turn, over all rows in one tree."""
     forest = Forest()
     for row in sorted(rows, key=lambda row: -row.shared):  # the longest prefix of a trajectory first

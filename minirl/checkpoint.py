@@ -2,7 +2,8 @@
 
     step_00010/  config.json, model.safetensors, tokenizer ...   an ordinary Hugging Face folder
                  state.json                                      where the run was
-                 shards/*.safetensors                            float32 weights and Adam's moments, by rank
+                 shards/*.safetensors                            trained weights and Adam's moments, by rank
+                 adapter/                                        with --model.lora: PEFT's folder
 
 The shards are read to resume, by as many ranks as there are then. They are written while the next episodes
 run; the folder is renamed when all ranks have written, so that a final name means a complete one. One that
@@ -21,8 +22,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers.utils import cached_file
 
+from minirl import lora
 from minirl.config import ModelConfig
 from minirl.console import first_line, say
+from minirl.distributed import full_tensor
 from minirl.model import compute_dtype, load_model
 from minirl.run_folder import checkpoints
 from minirl.trainer import Trainer
@@ -41,6 +44,7 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, folder: Path):
         self.trainer = trainer
         self.ranks = trainer.ranks
+        self.base = trainer.config.model.path  # which adapters are of
         self.folder = folder
         self.newest = ""  # the name of the one that was written or loaded last
         self.writing: tuple[Path, Any] | None = None  # with the future
@@ -80,6 +84,9 @@ class Checkpoints:
         part = self.folder / f"{name}.part"
         # all ranks gather each weight, the first one keeps it
         weights = {key: weight.cpu() for key, weight in trainer.weights() if self.ranks.is_main}
+        adapters = {}
+        for name, weight in lora.adapters_of(trainer.policy.model).items():
+            adapters[name] = full_tensor(weight.detach()).cpu()
         if self.ranks.is_main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
@@ -93,6 +100,8 @@ class Checkpoints:
                 file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
                 if file:
                     shutil.copy(file, part)
+            if adapters:  # not beside the weights, to which transformers would add them
+                lora.save_adapters(adapters, trainer.config.model.lora, self.base, part / "adapter")
             (part / "state.json").write_text(json.dumps(state))
         self.ranks.barrier()
         return part
@@ -114,13 +123,17 @@ class Checkpoints:
         return state
 
     def start_from(self, path: Path) -> None:
-        """Take the weights alone, from any Hugging Face folder of this model. ValueError if it is none."""
+        """Take the weights alone, from any Hugging Face folder of this model; adapters begin anew on them.
+        ValueError if it is none."""
         source = load_model(ModelConfig(path=str(path)), dtype="auto")
         target = self.trainer.policy.model
-        if shapes(source) != shapes(target):
+        adapters = lora.new_adapters(target, self.trainer.config.seed)
+        expected = shapes(dict(source.named_parameters()) | adapters)
+        if expected != shapes(dict(target.named_parameters())):
             raise ValueError(f"{path} holds another model than {self.trainer.config.model.path}")
         whole = StateDictOptions(full_state_dict=True)  # on every rank
-        set_model_state_dict(target, source.state_dict(), options=whole)
+        set_model_state_dict(target, source.state_dict() | adapters, options=whole)
+        self.base = str(path)
 
     def resume(self) -> Json:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
@@ -142,17 +155,20 @@ class Checkpoints:
 
 
 def shards(trainer: Trainer) -> dict[str, Tensor]:
-    """Return this rank's weights and moments by name, as they are in use: `dcp.load` writes into them."""
+    """Return this rank's trained weights and moments by name, as they are in use: `dcp.load` writes into
+    them. Frozen weights are those that the run starts from."""
     tensors = {}
     for name, weight in trainer.policy.model.named_parameters():
+        if not weight.requires_grad:
+            continue
         tensors[f"weight.{name}"] = weight.detach()
         for key, moment in trainer.optimizer.state.get(weight, {}).items():
             tensors[f"{key}.{name}"] = moment
     return tensors
 
 
-def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    return {name: weight.shape for name, weight in model.named_parameters()}
+def shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def prune(folder: Path) -> None:

@@ -27,6 +27,8 @@ class ModelConfig:
     path: str = "tiny"  # Hugging Face folder or hub name; `tiny` builds a small Qwen3-VL or, to read, a Llama
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
+    lora: Annotated[int, Ge(0)] = 0
+    """Rank of adapters, which are trained in place of the weights, at ten times the rates; 0: none."""
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
     freeze_vision: Literal["never", "sft", "always"] = "never"  # when the vision tower stays as it is
     freeze: Annotated[int, Ge(0)] = 0  # so many of the lowest layers stay as they are, and the embeddings

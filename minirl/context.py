@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
 THINK_END = "</think>"
-CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
+CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 ROLES = ["system", "user", "assistant", "user"]

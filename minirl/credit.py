@@ -46,7 +46,7 @@ def turn_advantages(group: Group, config: LossConfig) -> list[list[float]]:
     """
     gained = [returns(trajectory) for trajectory in group]
     # The turns that are compared with one another, as pairs of trajectory and turn
-    together: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    together = defaultdict(list)
     for i, trajectory in enumerate(group):
         for t, turn in enumerate(trajectory.turns):
             key = state_of(turn) if config.credit == "gigpo" else None

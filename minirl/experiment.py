@@ -110,8 +110,10 @@ class Experiment:
                 sampler = VllmSampler(config, self.preprocessor, self.ranks)
         else:
             model = self.trainer.policy.model
-            if any(isinstance(weight, DTensor) for weight in model.parameters()):
-                model = load_model(config.model, device)  # one rank alone can't ask a sharded model
+            sharded = any(isinstance(weight, DTensor) for weight in model.parameters())
+            # one rank alone can't ask a sharded model; merged weights must not be written into the base
+            if sharded or config.model.lora:
+                model = load_model(config.model, device)
             threads = max(1, cores() - 1)  # one is left to Chromium
             sampler = HfSampler(model, self.preprocessor, threads)
         try:

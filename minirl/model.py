@@ -238,7 +238,7 @@ def quicken(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Conv3d and module.stride == module.kernel_size:
             module.__class__ = PatchLinear
-        elif type(module) is nn.Linear and torch.backends.mkldnn.is_available():
+        elif type(module) is nn.Linear:
             module.__class__ = QuickLinear
 
 
@@ -254,10 +254,9 @@ class QuickLinear(nn.Linear):
     reached about half of oneDNN's speed on the one processor where both were measured, an AMD EPYC."""
 
     def forward(self, input: Tensor) -> Tensor:
-        is_plain = input.device.type == "cpu" and input.dtype == self.weight.dtype == torch.float32
-        if not is_plain or input.shape[:-1].numel() < MIN_ROWS:
-            return super().forward(input)
-        return Product.apply(input, self.weight, self.bias)
+        if is_quick(input, self.weight):
+            return Product.apply(input, self.weight, self.bias)
+        return super().forward(input)
 
 
 class Product(torch.autograd.Function):
@@ -277,6 +276,17 @@ class Product(torch.autograd.Function):
         grad_x = product(grad, weight.T) if needs_x else None
         grad_weight = product(grad_NO.T, x_NI.T) if needs_weight else None
         return grad_x, grad_weight, grad_NO.sum(0) if needs_bias else None
+
+
+def is_quick(x: Tensor, weight: Tensor) -> bool:
+    """Return whether oneDNN's kernel is there, and pays."""
+    is_plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    return is_plain and x.shape[:-1].numel() >= MIN_ROWS and torch.backends.mkldnn.is_available()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias by the faster kernel, for functions that have a gradient of their own."""
+    return product(x, weight, bias) if is_quick(x, weight) else F.linear(x, weight, bias)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

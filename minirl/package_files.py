@@ -1,6 +1,7 @@
-"""The files that lie beside the modules of the rooms: prompts, scripts of pages, tables."""
+"""The files that lie beside the modules of the rooms, as prompts and tables, and those of other packages."""
 
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 from minirl.types import Json
@@ -16,3 +17,9 @@ def text_of(file: str) -> str:
 def table_of(file: str) -> Json:
     """Return what is in a TOML file of this package, as "agents/openwebrl.toml"."""
     return tomllib.loads(text_of(file))
+
+
+def folder_of(package: str) -> Path | None:
+    """Return where an installed package lies, without importing it; None if there is none."""
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None

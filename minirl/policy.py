@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minirl import prefix_tree
+from minirl import lora, prefix_tree
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
@@ -55,18 +55,20 @@ class Policy(nn.Module):
 def make_policy(
     model: PreTrainedModel, preprocessor: Preprocessor, config: Config, ranks: Ranks, train: bool = True
 ) -> Policy:
-    """Return the model as a policy on this rank, with float32 weights, sharded unless one rank computes in
-    float32. ValueError if this model or machine can't do what the config asks for."""
+    """Return the model as a policy on this rank, sharded unless one rank computes in float32; what is trained
+    is float32. ValueError if this model or machine can't do what the config asks for."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
     policy = Policy(model, preprocessor, config.sampler.temperature)
     policy.requires_grad_(train)
+    dtype = compute_dtype(config.model, ranks.device)
+    if config.model.lora:
+        lora.attach(model, config.model.lora, config.seed, dtype)
     if train and config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in frozen(model, config.model):
         module.requires_grad_(False)
     if config.batch.layout == "tree":
         prefix_tree.enable(model)
-    dtype = compute_dtype(config.model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
         return policy.to(ranks.device).float()
     if config.optim.offload and ranks.device.type != "cuda":
@@ -74,10 +76,12 @@ def make_policy(
     # inputs are cast at the root alone: inside, rotary tables are float32 on purpose
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     inner = replace(precision, cast_forward_inputs=False)
+    if config.model.lora:  # a frozen weight has its type, and what adapts it stays float32
+        inner = replace(inner, param_dtype=None)
     offload = CPUOffloadPolicy() if config.optim.offload else OffloadPolicy()
     shard = partial(fully_shard, mesh=ranks.mesh(config.optim.replicas), offload_policy=offload)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
             shard(module, mp_policy=inner)
     shard(policy, mp_policy=precision)
-    return policy.float()
+    return policy if config.model.lora else policy.float()

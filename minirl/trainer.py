@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from minirl import prefix_tree
+from minirl import lora, prefix_tree
 from minirl import rows as per_turn
 from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
@@ -58,15 +58,17 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.policy = make_policy(self.load(), self.preprocessor, self.config, self.ranks)
+        self.trained = [weight for weight in self.policy.parameters() if weight.requires_grad]
+        self.rate = lora.RATE if self.config.model.lora else 1.0  # times the learning rates
 
     @cached_property
     def optimizer(self) -> torch.optim.AdamW:
         """Return AdamW, made when it is first needed: evaluation has no use for moments."""
         optim = self.config.optim
-        trained = [weight for weight in self.policy.parameters() if weight.requires_grad]
-        adam = torch.optim.AdamW(trained, optim.lr, optim.betas, weight_decay=optim.weight_decay, fused=True)
+        options = {"weight_decay": optim.weight_decay, "fused": True}
+        adam = torch.optim.AdamW(self.trained, optim.lr, optim.betas, **options)
         # moments from the start, so that any checkpoint can be loaded
-        for weight in trained:
+        for weight in self.trained:
             adam.state[weight] = {
                 "step": torch.zeros((), device=weight.device),
                 "exp_avg": torch.zeros_like(weight),
@@ -79,8 +81,12 @@ class Trainer:
         vars(self).pop("optimizer", None)
 
     def keep_reference(self) -> None:
-        """Keep the weights as they are now as the reference of the KL term, if the loss has one."""
+        """Keep the weights as they are now as the reference of the KL term, if the loss has one. Adapters are
+        new then: without them the policy is its own reference."""
         if not self.config.loss.kl:
+            return
+        if self.config.model.lora:
+            self.reference = self.policy
             return
         if self.reference is None:
             model = self.load()
@@ -88,17 +94,24 @@ class Trainer:
         self.reference.load_state_dict(self.policy.state_dict())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all weights by Hugging Face name, in the computing type, gathered one at a time."""
+        """Yield all weights by Hugging Face name, in the computing type, gathered one at a time, adapters
+        merged into theirs."""
         dtype = compute_dtype(self.config.model, self.ranks.device)
-        for name, weight in self.policy.model.named_parameters():
-            yield name, full_tensor(weight.detach().to(dtype))
+        model = self.policy.model
+        adapters = lora.adapters_of(model)
+        for name, weight in model.named_parameters():
+            layer_name, _, kind = name.rpartition(".")
+            if f"{layer_name}.lora_A" in adapters and kind == "weight":
+                yield name, model.get_submodule(layer_name).merged(self.ranks.device)
+            elif name not in adapters:
+                yield name, full_tensor(weight.detach().to(dtype))
 
     def update(self, trajectories: Sequence[TrajectoryRows], step: int, tick: Callable[[], None]) -> Metrics:
         """Make all updates on the trajectories of a step, counted from 0, `tick`ing after every epoch; return
         metrics. ValueError if the trajectories are not of the weights that the step began with."""
         config = self.config
         seed = config.seed + 1000 * step
-        lr = config.optim.lr
+        lr = self.rate * config.optim.lr
         if config.optim.decay:
             lr *= 1 - step / config.steps
         self.policy.temperature = config.sampler.temperature
@@ -127,7 +140,8 @@ class Trainer:
             return trajectories
         assert self.reference is not None, "keep_reference() comes before the first update"
         rows = [row for trajectory in trajectories for row in trajectory.rows]
-        scores = iter(self._score(self.reference, rows))
+        with lora.switched_off(self.reference):
+            scores = iter(self._score(self.reference, rows))
         scored = []
         for trajectory in trajectories:
             part = tuple(replace(row, ref=next(scores)) for row in trajectory.rows)
@@ -164,7 +178,7 @@ class Trainer:
         best_weights = []
         for update, batch in enumerate(batches, start=1):
             rows = [row for example in batch for row in example.rows]
-            lr = sft.lr * cosine(update - 1, len(batches), sft.warmup)
+            lr = self.rate * sft.lr * cosine(update - 1, len(batches), sft.warmup)
             metrics = {"loss": self.sft_step(rows, lr)}
             is_due = update % VALIDATION_UPDATES == 0 or update == len(batches)
             if validation and is_due:
@@ -174,11 +188,11 @@ class Trainer:
                 metrics["validation"] = loss
                 if loss < best_loss:
                     best_loss = loss
-                    best_weights = [weight.detach().clone() for weight in self.policy.parameters()]
+                    best_weights = [weight.detach().clone() for weight in self.trained]
             yield metrics
         if best_weights:
             with torch.no_grad():
-                for weight, best in zip(self.policy.parameters(), best_weights, strict=True):
+                for weight, best in zip(self.trained, best_weights, strict=True):
                     weight.copy_(best)
 
     def sft_step(self, rows: Sequence[Row], lr: float) -> float:

@@ -17,9 +17,9 @@ from peers import alone, on_ranks
 from training import distance, group_of, learn, make_groups, make_trainer, rows_of, save_text_model, weights
 from workers import make_worker
 
-from minirl import prefix_tree
+from minirl import lora, prefix_tree
 from minirl.config import BrowserConfig, Config, LossConfig, ModelConfig, RolloutConfig
-from minirl.distributed import Ranks, TaskQueue
+from minirl.distributed import Ranks, TaskQueue, full_tensor
 from minirl.model import load_model
 from minirl.recipes import RECIPES, tiny
 from minirl.rollout import Collected
@@ -40,12 +40,14 @@ SETTINGS = {
         "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01},
         "model": {"freeze_vision": "sft"},
     },
+    "adapters": {"model": {"lora": 4, "gradient_checkpointing": True}},
     "small micro-batches": {"micro_tokens": 60},
     "per turn": {"layout": "per-turn", "micro_tokens": 100},
 }
 
 
-LEARNS_OTHERWISE = ("frozen", "cloning's own")  # than the plain settings; all others give the same weights
+# than the plain settings; all others give the same weights
+LEARNS_OTHERWISE = ("frozen", "cloning's own", "adapters")
 
 
 def blind(group: Group) -> Group:
@@ -100,15 +102,26 @@ CASES = [
     ("openwebrl", "checkpointing", False),
     ("openwebrl", "frozen", False),
     ("openwebrl", "cloning's own", False),
+    ("kl", "adapters", False),
     ("openwebrl", "small micro-batches", False),
     ("openwebrl", "per turn", False),
     ("filtered-bc", "plain", False),
 ]
 
 
+def adapted_half(ranks: Ranks, path: Path) -> list[dict]:
+    """All weights, and what is streamed, after two steps in bfloat16: a shard has weights of two types."""
+    trainer = make_trainer(path, ranks, lr=2e-4, model={"lora": 3, "dtype": "bfloat16"})
+    for step in range(2):
+        learn(trainer, make_groups(trainer.preprocessor), step)
+    named = dict(trainer.policy.model.named_parameters())
+    whole = {name: full_tensor(weight.detach()) for name, weight in named.items()}
+    return [{name: w.float().numpy() for name, w in part.items()} for part in (whole, weights(trainer))]
+
+
 def all_cases(ranks: Ranks, path: Path, text_path: Path) -> dict:
     found = {case: two_steps(ranks, path, case[0], SETTINGS[case[1]], case[2]) for case in CASES}
-    return found | {"text": text_step(ranks, text_path)}
+    return found | {"text": text_step(ranks, text_path), "bfloat16": adapted_half(ranks, path)}
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +153,30 @@ def test_a_text_model_on_two_ranks(text_folder, ranks, on_two):
     one = text_step(ranks, text_folder)
     for found in on_two:
         assert_same(found["text"], one, load_model_weights(text_folder))
+
+
+def test_adapters_are_whole_and_float32_on_two_ranks_that_compute_in_bfloat16(tiny_folder, ranks, on_two):
+    """Three rows of A on two ranks. W' is made of all of them; the base is as it was, one rank's update is
+    near."""
+    start = load_model_weights(tiny_folder)
+    alone, _ = adapted_half(ranks, tiny_folder)
+    for found in on_two:
+        whole, streamed = [{n: torch.from_numpy(w) for n, w in part.items()} for part in found["bfloat16"]]
+        assert streamed.keys() == start.keys()
+        gaps, sizes = 0.0, 0.0
+        for name, weight in start.items():
+            half = weight.bfloat16()
+            assert torch.equal(whole[name], half.float())
+            layer = name.removesuffix(".weight")
+            if f"{layer}.lora_A" not in whole:
+                assert torch.equal(streamed[name], half.float())
+                continue
+            a, b = whole[f"{layer}.lora_A"], whole[f"{layer}.lora_B"]
+            assert a.shape[0] == b.shape[1] == 3 and not torch.equal(b, b.bfloat16().float())
+            assert torch.equal(streamed[name], lora.merge(half, a, b).float())
+            gaps += (b - torch.from_numpy(alone[f"{layer}.lora_B"])).abs().sum().item()
+            sizes += b.abs().sum().item()
+        assert gaps < 0.1 * sizes, (gaps, sizes)
 
 
 def load_model_weights(path: Path) -> dict[str, torch.Tensor]:

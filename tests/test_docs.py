@@ -29,6 +29,8 @@ def commands() -> list[str]:
     found = {}
     for doc in DOCS:
         for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", doc.read_text()):
+            for name, value in re.findall(r'(?m)^export (\w+)="(.*)"$', block):
+                block = block.replace(f"${name} ", f"{value} ")
             for line in block.replace("\\\n", " ").splitlines():
                 if line.lstrip().startswith("python ") and COMMAND.match(line.strip()):
                     found[" ".join(shlex.split(line, comments=True)[1:])] = None

@@ -283,6 +283,7 @@ Turns = list[list[Tensor]]  # of each trajectory
 TRL_GROUPS = [0, 0, 0, 1, 1, 1]
 TRL_LENGTHS = [[3, 1], [2], [1, 4, 2], [5], [2, 2], [1]]
 TRL_ADVANTAGES = [1.1, -0.4, -0.7, 0.3, -1.2, 0.9]
+LONGEST = 40  # tokens of a completion, by which Dr. GRPO divides
 
 
 class Result(NamedTuple):
@@ -310,24 +311,52 @@ def trl_numbers() -> tuple[Tensor, Turns]:
     return leaf_N, [[next(turns) for _ in own] for own in TRL_LENGTHS]
 
 
-def per_turn(trajectories: Turns) -> list[Tensor]:
+Batches = list[list[Tensor]]  # of TRL's sequences; the mean of their losses is taken
+
+
+def per_turn(trajectories: Turns) -> Batches:
     """One of TRL's sequences for each turn."""
-    return [turn for own in trajectories for turn in own]
+    return [[turn for own in trajectories for turn in own]]
 
 
-def per_trajectory(trajectories: Turns) -> list[Tensor]:
+def turns_of_each(trajectories: Turns) -> Batches:
+    """A batch for each trajectory, with a sequence for each turn: M-GRPO averages turns within an episode."""
+    return trajectories
+
+
+def per_trajectory(trajectories: Turns) -> Batches:
     """One for each trajectory, with two tokens from the environment after each turn: TRL masks them out."""
     between = torch.tensor([[-3.0, -2.0, -1.0, 5.0, 0.0]] * 2, dtype=torch.float64)
-    return [torch.cat([part for turn in own for part in (turn, between)]) for own in trajectories]
+    return [[torch.cat([part for turn in own for part in (turn, between)]) for own in trajectories]]
 
 
-def of_trl(loss_type: str, layout: Callable[[Turns], list[Tensor]], config: LossConfig) -> Result:
-    """From TRL's own code, with a stand-in for a trainer that would have a model."""
+def of_trl(
+    loss_type: str, layout: Callable[[Turns], Batches], config: LossConfig, level: str = "token"
+) -> Result:
+    """From TRL's own code, batch by batch."""
+    leaf_N, trajectories = trl_numbers()
+    loss, clipped, kl, tokens = torch.tensor(0.0, dtype=torch.float64), 0.0, 0.0, 0.0
+    batches = layout(trajectories)
+    for rows in batches:
+        own_loss, own_clipped, own_kl = trl_batch(loss_type, rows, config, level)
+        n = torch.cat(rows)[:, -1].sum().item()
+        loss = loss + own_loss / len(batches)
+        clipped, kl, tokens = clipped + n * own_clipped, kl + n * own_kl, tokens + n
+    if loss_type == "dr_grpo":  # over a constant, not over the tokens
+        loss = loss * len(batches[0]) * LONGEST / tokens
+    if config.weighting == "openwebrl-paper":  # turns are summed up, not averaged
+        loss = loss * sum(map(len, TRL_LENGTHS)) / len(TRL_LENGTHS)
+    (gradient_N,) = torch.autograd.grad(loss, leaf_N)
+    return Result(loss.item(), gradient_N.tolist(), clipped / tokens, kl / tokens)
+
+
+def trl_batch(
+    loss_type: str, rows: list[Tensor], config: LossConfig, level: str
+) -> tuple[Tensor, float, float]:
+    """TRL's loss, clipped share and KL, with a stand-in for a trainer that would have a model."""
     pytest.importorskip("trl")
     from trl import GRPOTrainer  # slow to import, so only where it is used
 
-    leaf_N, trajectories = trl_numbers()
-    rows = layout(trajectories)
     columns = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).unbind(-1)
     new_BT, old_BT, ref_BT, advantage_BT, sampled_BT = columns
     there_BT = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
@@ -338,7 +367,8 @@ def of_trl(loss_type: str, layout: Callable[[Turns], list[Tensor]], config: Loss
         epsilon_low=CLIP_LOW,
         epsilon_high=config.clip_high,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=config.dual_clip, steps_per_generation=1),
-        importance_sampling_level="token",
+        importance_sampling_level=level,
+        max_completion_length=LONGEST,
         use_vllm=False,
         off_policy_mask_threshold=None,
         top_entropy_quantile=1.0,
@@ -361,16 +391,15 @@ def of_trl(loss_type: str, layout: Callable[[Turns], list[Tensor]], config: Loss
         "num_items_in_batch": sampled_BT.sum(),
     }
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
-    (gradient_N,) = torch.autograd.grad(loss, leaf_N)
     metrics = trainer._metrics["train"]
     (clipped,), (kl,) = metrics["clip_ratio/region_mean"], metrics.get("kl", [0.0])
-    return Result(loss.item(), gradient_N.tolist(), clipped, kl)
+    return loss, clipped, kl
 
 
 def of_minirl(config: LossConfig) -> Result:
     """From minirl's, on the same numbers."""
     leaf_N, trajectories = trl_numbers()
-    new_N, old_N, ref_N, advantage_N, _ = torch.cat(per_turn(trajectories)).unbind(-1)
+    new_N, old_N, ref_N, advantage_N, _ = torch.cat(per_turn(trajectories)[0]).unbind(-1)
     weights = itertools.chain(*turn_weights(TRL_GROUPS, TRL_LENGTHS, config, Counter(TRL_GROUPS)))
     pairs = zip(weights, itertools.chain(*TRL_LENGTHS), strict=True)
     weight_N = torch.tensor([w for w, n in pairs for _ in range(n)], dtype=torch.float64)
@@ -382,9 +411,12 @@ def of_minirl(config: LossConfig) -> Result:
 
 # TRL's loss, what one of its sequences is, and the weighting that computes the same. Its `grpo` is the mean
 # over sequences of their token means, its `bnpo` and `dapo` are the mean over tokens, of the local batch and
-# of all.
+# of all, its `dr_grpo` is that times a constant. AutoWebWorld's is the first.
 SAME = [
     ("grpo", per_trajectory, LossConfig(weighting="grpo")),
+    ("grpo", turns_of_each, LossConfig(weighting="webagent-r1")),
+    ("grpo", per_turn, LossConfig(weighting="openwebrl-paper")),
+    ("dr_grpo", per_trajectory, LossConfig(weighting="token-mean")),
     ("bnpo", per_trajectory, LossConfig(weighting="token-mean")),
     ("dapo", per_trajectory, LossConfig(weighting="token-mean")),
     ("grpo", per_turn, LossConfig(weighting="openwebrl")),
@@ -402,6 +434,13 @@ def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
     ours = of_minirl(config)
     assert ours.near(of_trl(loss_type, layout, config))
     assert 0 < ours.clipped < 1 and (ours.kl > 0) == (kl > 0)  # neither is idle
+
+
+def test_a_ratio_of_whole_sequences_is_another_loss():
+    """GSPO's, which minirl has not: with it TRL's is near none of the weightings, turn by turn or whole."""
+    for layout in (per_turn, per_trajectory):
+        theirs = of_trl("grpo", layout, LossConfig(), "sequence")
+        assert not any(of_minirl(config).near(theirs) for config in FORMULAS)
 
 
 def test_trls_two_sided_clip_is_the_dual_clip():

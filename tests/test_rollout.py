@@ -71,7 +71,7 @@ class Theatre:
 
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
-        rollout = RolloutConfig(self.group, self.groups, self.dynamic, (3, 1, 7), self.dump_all)
+        rollout = RolloutConfig(self.group, self.groups, self.dynamic, (3, 1, 7), dump_all=self.dump_all)
         config = replace(CONFIG, rollout=rollout, reward=RewardConfig(invalid=self.invalid))
         self.worker = make_worker(config, sampler=self)
         self.worker.episode = self.episode

@@ -175,11 +175,12 @@ def test_what_a_scheduler_sends_saves_too(finished, tmp_path):
 
 
 def episodes(run: Run) -> dict[str, list]:
-    """What each dump's episodes saw, said and earned, in any order."""
+    """What each dump's episodes said, were told and earned, in any order. Not what they saw: two browsers may
+    draw a pixel differently by 1 of 255."""
     kept = {}
     for label in run.labels():
         rows = [
-            (t.task.id, t.member, t.reward, [(turn.text, turn.images, turn.feedback) for turn in t.turns])
+            (t.task.id, t.member, t.reward, [(turn.text, turn.feedback) for turn in t.turns])
             for t in run.load_trajectories(label)
         ]
         kept[label] = sorted(rows)
@@ -219,7 +220,7 @@ def test_a_training_that_is_killed_ten_times_ends_as_one_that_was_not(tmp_path):
     # Sums in another order differ in their last digits, which Adam makes larger
     names = (whole.root / "checkpoints/sft", *(run.checkpoint_dir / "step_00003" for run in (whole, killed)))
     begun, one, other = (load_file(folder / "model.safetensors") for folder in names)
-    assert distance(one, other) < 0.05 * distance(one, begun)
+    assert distance(one, other) < 0.01 * distance(one, begun)
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,12 @@ from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError, create_m
 from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS, shorten
 from minirl.config import AgentConfig
-from minirl.context import ChatFormat, UserMessage, calls_in_tags
+from minirl.context import CALL, ChatFormat, UserMessage, calls_in_tags
 from minirl.package_files import text_of
 from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
 PROMPT = text_of("agents/prompts/openwebrl.md").rstrip("\n")
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
 _ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|</function>\s*\Z|\Z)", re.DOTALL)
 FORM = '{"name": "click", "arguments": {"point_2d": [500, 120]}}'
@@ -110,7 +109,7 @@ def parse(text: str, form: str = FORM) -> Parsed:
             kind="no </think>",
         )
     thought = before.rpartition("<think>")[2].strip()
-    blocks = [block for block, end in _CALL.findall(rest) if end]
+    blocks = [block for block, end in CALL.findall(rest) if end]
     if not blocks:
         return Parsed(
             thought,

@@ -38,18 +38,26 @@ async def ask(session: Session, question: str, *given: Any) -> Any:
     return await session.do(session.page.evaluate(SCRIPT, [question, *given]))
 
 
+async def ask_with_listeners(session: Session, expression: str, seconds: float | None = None) -> Any:
+    """Return the value of an expression that may call Chromium's own `getEventListeners`, or of what it
+    promises; None if it fails."""
+    command = {
+        "expression": expression,
+        "includeCommandLineAPI": True,  # which getEventListeners is of
+        "awaitPromise": True,
+        "returnByValue": True,
+    }
+    cdp = await session.do(session.context.new_cdp_session(session.page))
+    answer = await session.do(cdp.send("Runtime.evaluate", command), seconds)
+    await session.do(cdp.detach())
+    return answer["result"].get("value")
+
+
 async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> str:
     """Return the current tab as simplified HTML, with or without `boxes`; with `listeners` what has one has a
     number. Raises ToolFailure if the page does not answer."""
     if listeners:
-        cdp = await session.do(session.context.new_cdp_session(session.page))
-        annotated = {
-            "expression": f"({SCRIPT})(['annotate', getEventListeners])",
-            "includeCommandLineAPI": True,
-        }
-        answer = await session.do(cdp.send("Runtime.evaluate", annotated))
-        await session.do(cdp.detach())
-        page = answer["result"].get("value")
+        page = await ask_with_listeners(session, f"({SCRIPT})(['annotate', getEventListeners])")
     else:
         page = await ask(session, "annotate")
     if not isinstance(page, str):

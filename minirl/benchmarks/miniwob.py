@@ -16,13 +16,11 @@ asks for stands on its page alone, so that making the task set opens each page o
 
 import asyncio
 import hashlib
-import importlib.util
 import math
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +32,7 @@ from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.config import Config
 from minirl.console import progress
+from minirl.package_files import folder_of, text_of
 from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
 from minirl.worlds.render import SiteServer
 
@@ -42,16 +41,16 @@ if TYPE_CHECKING:
 
 HOST = "miniwob.test"
 PREFIX = "miniwob:"  # of a setting that names tasks
-SCRIPT = resources.files("minirl.benchmarks").joinpath("miniwob.js").read_text("utf-8")
+SCRIPT = text_of("benchmarks/miniwob.js")
 SOURCE = re.compile(r"miniwob:(?P<types>[a-z0-9,-]+)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?")
 
 
 def pages() -> Path:
     """Return the folder of the installed package's pages. ValueError if there is none."""
-    package = importlib.util.find_spec("miniwob")
-    if package is None or package.origin is None:
+    folder = folder_of("miniwob")
+    if folder is None:
         raise ValueError("the pages of MiniWoB++ are missing: pip install miniwob (--no-deps will do)")
-    return Path(package.origin).parent / "html"
+    return folder / "html"
 
 
 class MiniwobGoal(Record):

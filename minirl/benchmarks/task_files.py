@@ -80,6 +80,8 @@ def parse_task(record: Any, any_goal: bool = False) -> Task:
 def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     if is_recorded(task):
+        if not task.goal:
+            raise ValueError("start_url: no page is opened from a file; serve it, and name its http address")
         read(StepGoal, task.goal)
     elif is_miniwob(task):
         read(MiniwobGoal, task.goal)

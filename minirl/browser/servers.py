@@ -61,9 +61,10 @@ def read_slots(path: Path, episodes: int, ranks: "Ranks") -> Slots:
     """Return this rank's share of a file's slots: every `ranks.world`-th. ValueError if something is wrong
     with them, or if a rank would run more episodes at a time than it has slots."""
     slots = read_as(path.read_bytes(), TypeAdapter(list[Slot]), f"--task.servers {path} can't be used")
-    own = len(slots) // ranks.world
-    if own < ranks.share(episodes):
-        raise ValueError(f"--task.servers {path}: give --browser.episodes {own * ranks.world} or more slots")
+    per_rank = len(slots) // ranks.world
+    if per_rank < ranks.share(episodes):
+        limit = per_rank * ranks.world
+        raise ValueError(f"--task.servers {path}: give --browser.episodes {limit} or more slots")
     free = Slots()
     for slot in slots[ranks.rank :: ranks.world]:
         free.put_nowait(slot)

@@ -5,7 +5,7 @@
 The page loads nothing, and everything that it shows is escaped, as in a run's own report.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ import tyro
 from minirl.cli.report import TEMPLATES, for_json
 from minirl.console import say
 from minirl.run_folder import Run, flatten, write_atomic
+from minirl.types import Json
 
 # What is drawn: the title, the key of metrics.jsonl, and the sentence below
 CHARTS = (
@@ -60,7 +61,7 @@ def compare(folders: Sequence[Path], out: Path) -> None:
     write_atomic(out, page.encode("utf-8", "replace"))
 
 
-def rates(runs: Sequence[Run]) -> dict[str, list[dict[str, Any] | None]]:
+def rates(runs: Sequence[Run]) -> dict[str, list[Json | None]]:
     """Return by label each run's evaluation, None where it has none; of several the newest."""
     by_run = [{row["label"]: row for row in run.evals()} for run in runs]
     labels = dict.fromkeys(label for rows in by_run for label in rows)
@@ -69,9 +70,9 @@ def rates(runs: Sequence[Run]) -> dict[str, list[dict[str, Any] | None]]:
 
 def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
     """Return a series "KEY of NAME" for every chart and run, over all steps that any run has; None: a gap."""
-    by_step: list[dict[int, dict[str, Any]]] = []
+    by_step: list[dict[int, Json]] = []
     for run in runs:
-        rows: dict[int, dict[str, Any]] = {row["step"]: dict(row) for row in run.metrics()}
+        rows: dict[int, Json] = {row["step"]: dict(row) for row in run.metrics()}
         for row in run.evals():
             rows.setdefault(row["step"], {})["held out"] = row["success"]
         by_step.append(rows)
@@ -83,7 +84,7 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
     return series
 
 
-def charts() -> list[Mapping[str, Any]]:
+def charts() -> list[Json]:
     """Return the charts as report.js reads them."""
     drawn = []
     for title, key, sentence in CHARTS:

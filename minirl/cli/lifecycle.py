@@ -88,6 +88,8 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
     elif config.warm_start == "sft" and not is_cloned:
         if config.replay is None:  # a source that has cloned nothing has started from its model
             await warm_start(experiment, worker)
+            if config.model.lora:  # reinforcement adapts the clone
+                saved.start_from(sft)
     else:
         start = sft if config.warm_start == "sft" else Path(config.warm_start)
         saved.start_from(start)

@@ -4,8 +4,10 @@ Stands behind `python train.py RECIPE --plan 8x80`. With P parameters sharded by
 replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments 8 P / S, a
 reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched, and their
 gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as gradients
-are dropped after it; a local judge has e P and a KV cache of its own. Fragmentation is not counted; a GB is
-1e9 bytes.
+are dropped after it; a local judge has e P and a KV cache of its own. With --model.lora the weights are
+e P / S, gathered as they are, and the 4, 4 and 8 bytes are the adapters'; there is no reference, and beside a
+layer is one merged weight, in float32 and e, with its input and its output's gradient in float32.
+Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
 import functools
@@ -102,6 +104,21 @@ def cache_bytes(model: Any, e: int, tokens: int) -> int:
     return total
 
 
+def adapted(config: Config, model: Any) -> list[Any]:
+    """Return the layers that --model.lora adapts."""
+    if not config.model.lora:
+        return []
+    return [layer for layer in model.get_decoder().modules() if isinstance(layer, nn.Linear)]
+
+
+def trained_size(config: Config, model: Any) -> int:
+    """Return how many parameters are trained."""
+    layers = adapted(config, model)
+    if layers:
+        return config.model.lora * sum(layer.in_features + layer.out_features for layer in layers)
+    return size(model) - sum(map(size, frozen(model, config.model)))
+
+
 def row_patches(config: Config, vision: Any) -> int:
     """Return the patches in a row, if a turn adds its screenshots and a quarter of the longest response.
 
@@ -125,12 +142,19 @@ def activations(config: Config, e: int) -> tuple[int, int]:
     """
     model, tower = meta_model(config.model.path)
     tokens, head = config.batch.micro_tokens, model.lm_head
+    adapters = adapted(config, model)
     left = tokens * head.in_features * (4 + 2 * e)  # the last norm
-    moments = [4 * head.in_features * (head.out_features + tokens) + LIGER_BYTES]
+    words = 0 if adapters else head.out_features  # a frozen head has no gradient
+    moments = [4 * head.in_features * (words + tokens) + LIGER_BYTES]
+    merging = [0]
+    for layer in adapters:
+        both = layer.in_features + layer.out_features
+        merging.append((4 + e) * layer.weight.numel() + 4 * tokens * both)
     stacks = [(model.get_decoder().layers, tokens)]
     if tower:
         patches = row_patches(config, tower.config)
-        trained = 0 if config.model.freeze_vision == "always" else patches
+        is_frozen = adapters or config.model.freeze_vision == "always"
+        trained = 0 if is_frozen else patches
         stacks.append((tower.blocks, trained))
         mergers = sum(type(module).__name__.endswith("PatchMerger") for module in tower.modules())
         width, _, _ = layer_bytes(tower.blocks[0], e)
@@ -145,7 +169,7 @@ def activations(config: Config, e: int) -> tuple[int, int]:
             else:
                 left += length * saved
                 moments.append(length * passing)
-    return left, max(moments)
+    return left, max(moments) + max(merging)
 
 
 @dataclass(frozen=True)
@@ -174,13 +198,17 @@ def plan(config: Config) -> Plan:
     model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
     parameters = size(model)
-    trained = parameters - sum(map(size, frozen(model, config.model)))
+    trained = trained_size(config, model)
+    adapters = config.model.lora > 0
 
     # what stays in both phases
     weights = 4 * parameters * replicas // gpus
     gradients = 4 * trained * replicas // gpus
     shards = {"weights": weights, "AdamW moments": 2 * gradients}
-    if config.loss.kl:
+    if adapters:
+        shards = {"frozen weights": e * parameters * replicas // gpus, "adapters": gradients}
+        shards["AdamW moments"] = 2 * gradients
+    if config.loss.kl and not adapters:
         shards["reference"] = weights
     cpu = 0
     if config.optim.offload:
@@ -206,10 +234,12 @@ def plan(config: Config) -> Plan:
     units = [size(module) for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     root = parameters - sum(units)
     left, moment = activations(config, e)
+    # of adapters they are next to nothing
+    gathered = 0 if adapters else e * root + (e + 4) * max(units)
     update = {
         "gradients": gradients,
         "gathered weights": e * (root + 2 * max(units)),
-        "gathered gradients": e * root + (e + 4) * max(units),
+        "gathered gradients": gathered,
         "activations": left,
         "one layer or the head": moment,
     }

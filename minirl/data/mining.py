@@ -11,10 +11,8 @@ only one seed of a page has may be luck, and is a bad lesson: of a page's kinds 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import resources
-from typing import Any
 
 from minirl.agents import simplified_html
 from minirl.benchmarks.task_sets import choose_benchmarks, load_source
@@ -24,15 +22,16 @@ from minirl.episode import Episode, Harness
 from minirl.experiment import make_agent, open_browsers
 from minirl.judges.labels import without_ids
 from minirl.model import load_preprocessor
+from minirl.package_files import text_of
 from minirl.run_folder import Run
-from minirl.types import BrowserFault, Prompt, Sample, Session, Task, ToolFailure, Trajectory
+from minirl.types import BrowserFault, Fields, Prompt, Sample, Session, Task, ToolFailure, Trajectory
 
-SEARCH = resources.files("minirl.data").joinpath("search.js").read_text("utf-8")
+SEARCH = text_of("data/search.js")
 LIMITS = {"depth": 9, "tries": 400}  # actions of a path, and paths that are tried: one takes about 10 ms
 SECONDS = 300.0  # for a page that does not come to an end
 MIN_SEEDS = 2  # of a page, whose paths must be of the same kind
 
-Path = Sequence[Mapping[str, Any]]  # actions: {"name": "Type", "element": 3, "argument": "Ada"}
+Path = Sequence[Fields]  # actions: {"name": "Type", "element": 3, "argument": "Ada"}
 
 
 async def mine(source: str, config: Config, script: str, run: Run) -> list[Trajectory]:
@@ -67,20 +66,14 @@ async def search(harness: Harness, task: Task, script: str) -> Path:
     """Return the cheapest path to a success that was found in a page, or none."""
     listeners = "getEventListeners" if harness.config.agent.numbered == "listeners" else "undefined"
     given = json.dumps([task.goal["seed"], LIMITS])
-    command = {
-        "expression": f"({SEARCH})({simplified_html.SCRIPT}, {script}, {given}, {listeners})",
-        "includeCommandLineAPI": True,  # which getEventListeners is of
-        "awaitPromise": True,
-        "returnByValue": True,
-    }
+    search = f"({SEARCH})({simplified_html.SCRIPT}, {script}, {given}, {listeners})"
     try:
         async with harness.benchmark_of(task).session(harness, task) as session:
             await session.start(task.start_url)
-            cdp = await session.do(session.context.new_cdp_session(session.page))
-            answer = await session.do(cdp.send("Runtime.evaluate", command), SECONDS)
+            answer = await simplified_html.ask_with_listeners(session, search, SECONDS)
     except (ToolFailure, BrowserFault):  # it has crashed the page, or has led elsewhere
         return ()
-    return answer["result"].get("value", {}).get("path", ())
+    return (answer or {}).get("path", ())
 
 
 async def respond(harness: Harness, path: Path, t: int, prompt: Prompt, session: Session) -> Sample:
@@ -92,7 +85,7 @@ async def respond(harness: Harness, path: Path, t: int, prompt: Prompt, session:
     return Sample(ids, (0.0,) * len(ids), "stop")
 
 
-def action_text(action: Mapping[str, Any]) -> str:
+def action_text(action: Fields) -> str:
     """Return an action as the text agent says it.
 
     >>> action_text({"name": "Type", "element": 3, "argument": "Ada"})

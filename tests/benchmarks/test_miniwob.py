@@ -181,7 +181,7 @@ async def test_a_page_that_asks_for_something_else_is_the_sites_fault():
 
 
 def test_a_missing_package_is_one_line(monkeypatch):
-    monkeypatch.setattr(miniwob.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(miniwob, "folder_of", lambda name: None)
     with pytest.raises(ValueError, match="pip install miniwob"):
         tasks_named("miniwob:all", None, CONFIG)
 

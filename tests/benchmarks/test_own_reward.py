@@ -13,7 +13,7 @@ from minirl.benchmarks import own_reward
 from minirl.benchmarks.own_reward import OwnReward, load_reward
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, RunEnds, Stop, Task
+from minirl.types import BrowserFault, RunEnds, Stop, Task, ToolFailure
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
@@ -152,4 +152,6 @@ async def reward(task, page, answer): return 1
     benchmark = load_reward(f"{file.with_name('member.py')}:reward")
     await benchmark.prepare(session, task)
     assert [cookie["name"] for cookie in await session.context.cookies()] == ["member"]
-    assert session.page.url == task.start_url and not await session.travel(-1)
+    assert session.page.url == task.start_url
+    with pytest.raises(ToolFailure):
+        await session.travel(-1)

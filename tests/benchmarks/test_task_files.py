@@ -81,6 +81,7 @@ def test_blank_lines_are_passed_over_and_only_a_newline_ends_a_line(tmp_path):
         ('{"id": "b"', "Expecting ',' delimiter: line 2 column 1"),
         ('["b"]', "a task must be a JSON object"),
         ('{"id": "b", "instruction": "buy"}', "start_url: Field required"),
+        (GOOD.replace("http://shop.test/", "file:///etc/passwd"), "start_url: no page is opened from a file"),
         (GOOD.replace('"a"', "7"), "id: Input should be a valid string, not 7"),
         (with_field('"goal": "DONE"'), "goal: Input should be a valid dictionary, not 'DONE'"),
         (with_field('"site": "shop"'), "site: Extra inputs are not permitted, not 'shop'"),

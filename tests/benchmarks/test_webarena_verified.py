@@ -88,8 +88,8 @@ def test_without_the_package_or_the_sites_nothing_starts(monkeypatch):
     task, benchmark_of = verified_task(POST), choose_benchmarks(tiny())
     assert isinstance(benchmark_of(task), VerifiedBenchmark) and not benchmark_of(task).judged
     assert benchmark_of(task).folders() == {} and len({benchmark_of(task), VerifiedBenchmark()}) == 1
-    for spec, problem in [(None, "pip install .*webarena-verified"), (SimpleNamespace(), "set REDDIT to")]:
-        monkeypatch.setattr(verified.importlib.util, "find_spec", lambda name, spec=spec: spec)
+    for folder, problem in [(None, "pip install .*webarena-verified"), (DATA, "set REDDIT to")]:
+        monkeypatch.setattr(verified, "folder_of", lambda name, folder=folder: folder)
         monkeypatch.delenv("REDDIT", raising=False)
         with pytest.raises(ValueError, match=problem):
             refuse_impossible(JudgeConfig(), [task], benchmark_of, True)

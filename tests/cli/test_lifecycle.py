@@ -150,6 +150,17 @@ async def test_where_a_run_begins(experiment, tmp_path, settings, saved, start, 
     experiment.log.evaluation.assert_called_once_with(label, 0, 0, 4, 0)
 
 
+async def test_reinforcement_adapts_what_was_cloned(experiment, tmp_path):
+    """As a resumed run does, which finds the clone's folder: adapters that cloned are merged there."""
+    config = replace(experiment.config, name=str(tmp_path))
+    experiment.config = replace(config, model=replace(config.model, lora=4))
+    order = Mock(warm_start=AsyncMock())
+    order.attach_mock(experiment.checkpoints.start_from, "start_from")
+    await lifecycle.begin(experiment, make_worker(*[ended()] * 4), order.warm_start)
+    assert [name for name, *_ in order.mock_calls] == ["warm_start", "start_from"]
+    order.start_from.assert_called_once_with(tmp_path / "checkpoints/sft")
+
+
 @pytest.mark.parametrize("name", ["zero", "agent.names", "browser.calm_ms"])
 def test_a_run_of_another_version_is_refused_by_the_setting_that_is_no_more(tmp_path, name):
     config = replace(tiny(), name=str(tmp_path))

@@ -1,5 +1,6 @@
 """The memory plan: numbers counted by hand, numbers measured in autograd, and remedies that help."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minirl import prefix_tree
+from minirl.cli.command_line import read_flags
 from minirl.cli.memory_plan import (
     GB,
     MODELS,
@@ -132,6 +134,59 @@ def test_frozen_vision_and_offload():
     away = plan(big(1, **{"optim.offload": True}))
     assert not {"weights", "AdamW moments"} & set(away.shards) and away.update["gradients"] == 0
     assert away.cpu - whole.cpu == 16 * size(model)
+
+
+def test_adapters_by_hand():
+    """Rank 4 of seven layers in each of four: 2 x 4 x (width + other width). The base stays in bfloat16."""
+    pairs = [(HIDDEN, QUERIES)] * 2 + [(HIDDEN, KEYS)] * 2 + [(HIDDEN, INNER)] * 3
+    trained = 4 * LAYERS * sum(map(sum, pairs))
+    whole, adapted = plan(small(1)), plan(small(1, **{"model.lora": 4, "loss.kl": 0.01}))
+    assert adapted.shards["frozen weights"] == whole.shards["weights"] / 2
+    assert adapted.shards["adapters"] == adapted.update["gradients"] == 4 * trained
+    assert adapted.shards["AdamW moments"] == 8 * trained
+    assert "reference" not in adapted.shards and "weights" not in adapted.shards
+    assert adapted.sampler == whole.sampler
+    assert adapted.update["activations"] == whole.update["activations"]
+    merging = 6 * HIDDEN * INNER + 4 * 2048 * (HIDDEN + INNER)  # W' in both types, inputs and gradients
+    head = 4 * HIDDEN * WORDS
+    heads = [out.update["one layer or the head"] for out in (whole, adapted)]
+    assert heads[1] - heads[0] == merging - head
+    away = plan(small(1, **{"model.lora": 4, "optim.offload": True}))
+    assert away.cpu == whole.shards["weights"] / 2 + 16 * trained
+
+
+def test_the_page_for_one_gpu_says_what_is_planned():
+    """Its commands for reinforcement, each on its GPU; the table's numbers are theirs."""
+    page = (Path(__file__).parents[2] / "docs/one_gpu.md").read_text()
+    lines = page.replace("\\\n", " ").splitlines()
+    lines = [line for line in lines if line.startswith("python train.py")]
+    table = [
+        [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line
+    ]
+    assert len(lines) == 4 == len(table[0]) - 1
+    for column, line in enumerate(lines, start=1):
+        title, *cells = [row[column] for row in table if "---" not in row[1]]
+        gpu_gb = int(title.split()[1])
+        recipe, *flags = shlex.split(line.replace("$T", ""))[2:]
+        config = read_flags(RECIPES[recipe.replace("-", "_")](), flags, "train.py")
+        model = replace(config.model, path=str(MODELS / config.model.path.partition("/")[2]))
+        out = plan(replace(config, model=model, plan=f"1x{gpu_gb}"))
+        shards, update = out.shards, out.update
+        adapters = shards.get("adapters", 0) + shards.get("AdamW moments", 0)
+        gathered = update["gathered weights"] + update["gathered gradients"]
+        base = sum(shards.values())
+        expected = [
+            shards.get("frozen weights", 0),
+            adapters,
+            base - adapters - shards.get("frozen weights", 0),
+        ]
+        expected += [*out.sampler.values(), base + sum(out.sampler.values())]
+        expected += [update["gradients"], gathered, update["activations"], update["one layer or the head"]]
+        expected += [base + sum(update.values()), out.cpu]
+        assert [float(cell) for cell in cells] == pytest.approx([n / GB for n in expected], abs=0.06), title
+        assert out.total < gpu_gb * GB
+        least, most = sum(out.sampler.values()) / GB / gpu_gb, 1 - base / GB / gpu_gb
+        assert least < config.sampler.gpu_memory < most
 
 
 def test_each_remedy_makes_the_plan_smaller(capsys):

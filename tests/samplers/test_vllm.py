@@ -18,6 +18,7 @@ import torch
 from peers import alone, on_ranks
 from training import logprobs_of, make_trainer, save_text_model
 
+from minirl import lora
 from minirl.config import AgentConfig, ModelConfig, SamplerConfig
 from minirl.distributed import Ranks
 from minirl.recipes import tiny
@@ -224,10 +225,10 @@ def trainer(request, tiny_folder, preprocessor, ranks, tmp_path_factory) -> Trai
     return open_trainer(folder, ranks)
 
 
-def open_trainer(folder: Path, ranks: Ranks) -> Trainer:
+def open_trainer(folder: Path, ranks: Ranks, lora: int = 0) -> Trainer:
     """With a sampler's settings, and a mask that the sampler's share: two words are suppressed beside
     vision's."""
-    trainer = make_trainer(folder, ranks)
+    trainer = make_trainer(folder, ranks, model={"lora": lora})
     agent, settings = AgentConfig(context_tokens=CONTEXT, screenshots=2), SamplerConfig(temperature=0.8)
     trainer.config = replace(trainer.config, agent=agent, sampler=settings)
     words = tuple({*trainer.preprocessor.suppressed, 70, 71})
@@ -311,6 +312,31 @@ async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, a
     trainer.policy.suppressed_V = unmasked_V
     assert gap(trainer, rows) > 10 * NEAR, "log-probs over the whole vocabulary would pass"
     trainer.policy.suppressed_V = mask_V
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("rank", [1, 16, 64])
+async def test_log_probs_are_the_trainers_with_adapters(trainer, sampler, asked, rank, ranks, monkeypatch):
+    """Three updates of what is merged into the engine's weights. The control streams another scale."""
+    adapted = open_trainer(Path(trainer.config.model.path), ranks, rank)
+    base = adapted.policy.model.get_decoder().layers[0].self_attn.q_proj.weight
+    before = base.clone()
+    sampler.sync(adapted.weights())
+    for _ in range(3):
+        rows = rows_of(asked, await sample(sampler, asked))
+        assert gap(adapted, rows) < NEAR
+        adapted.sft_step(rows, lr=3e-3)
+        assert gap(adapted, rows_of(asked, await sample(sampler, asked))) > 0.01
+        sampler.sync(adapted.weights())
+    assert gap(adapted, rows_of(asked, await sample(sampler, asked))) < NEAR
+    for _ in range(50):
+        sampler.sync(adapted.weights())
+    assert gap(adapted, rows_of(asked, await sample(sampler, asked))) < NEAR
+    assert torch.equal(base, before)
+    monkeypatch.setattr(lora, "SCALE", 4.0)
+    sampler.sync(list(adapted.weights()))
+    monkeypatch.undo()
+    assert gap(adapted, rows_of(asked, await sample(sampler, asked))) > 0.01
 
 
 @pytest.mark.vllm

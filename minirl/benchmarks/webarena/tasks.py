@@ -83,6 +83,20 @@ def is_webarena(task: Task) -> bool:
     return task.goal.get("kind") == "webarena"
 
 
+def meta_of(
+    benchmark: str, sites: list[str], tabs: list[str], require_login: bool = True, storage_state: str = ""
+) -> Json:
+    """Return what a task's meta says of its sites and of the logins that they take."""
+    return {
+        "benchmark": benchmark,
+        "sites": sites,
+        "site": sites[0] if len(sites) == 1 else "multi-site",
+        "tabs": tabs,
+        "require_login": require_login,
+        "storage_state": storage_state,
+    }
+
+
 def webarena_task(record: Fields) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
     fields = read(WebArenaRecord, with_addresses(record))
@@ -94,12 +108,6 @@ def webarena_task(record: Fields) -> Task:
     else:
         benchmark = "webarena-lite"
         number = fields.old_task_id  # its two files share their task_ids
-    meta = {
-        "benchmark": benchmark,
-        "sites": fields.sites,
-        "site": fields.sites[0] if len(fields.sites) == 1 else "multi-site",
-        "tabs": tabs,
-        "require_login": fields.require_login,
-        "storage_state": PurePosixPath(fields.storage_state or "").name,
-    }
+    storage_state = PurePosixPath(fields.storage_state or "").name
+    meta = meta_of(benchmark, fields.sites, tabs, fields.require_login, storage_state)
     return Task(f"webarena-{number}", fields.intent, start, fields.eval | {"kind": "webarena"}, meta)

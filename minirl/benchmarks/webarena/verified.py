@@ -15,7 +15,6 @@ package is called, in a process of its own, because it calculates with what agen
 """
 
 import asyncio
-import importlib.util
 import json
 import re
 import sys
@@ -31,7 +30,8 @@ from playwright.async_api import BrowserContext
 
 from minirl.benchmarks.fields import Addresses, Record, Text, Texts, read
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
-from minirl.benchmarks.webarena.tasks import sites_from_environment, with_addresses
+from minirl.benchmarks.webarena.tasks import meta_of, sites_from_environment, with_addresses
+from minirl.package_files import folder_of
 from minirl.types import Fields, Score, Session, Task
 
 if TYPE_CHECKING:
@@ -77,14 +77,7 @@ def verified_task(record: Fields) -> Task:
     fields = read(VerifiedRecord, with_addresses(record))
     start, *tabs = fields.start_urls
     goal = {"kind": "webarena-verified", "task_id": fields.task_id}
-    meta = {
-        "benchmark": "webarena-verified",
-        "sites": fields.sites,
-        "site": fields.sites[0] if len(fields.sites) == 1 else "multi-site",
-        "tabs": tabs,
-        "require_login": True,
-        "storage_state": "",
-    }
+    meta = meta_of("webarena-verified", fields.sites, tabs)
     instruction = f"{fields.intent}\n{ANSWER_FORM}"
     return Task(f"webarena-verified-{fields.task_id}", instruction, start, goal, meta)
 
@@ -98,7 +91,7 @@ class VerifiedBenchmark(WebArenaBenchmark):
         return {("webarena", f"webarena-{task.goal['task_id']}")}
 
     def missing(self, task: Task) -> list[str]:
-        if importlib.util.find_spec("webarena_verified") is None:
+        if folder_of("webarena_verified") is None:
             raise ValueError(INSTALL)
         return super().missing(task)
 
