@@ -40,6 +40,7 @@ class Cell(NamedTuple):
     flags: list[str]
     recipe: str = "tiny"
     own_start: bool = False  # what it sees or says is another, so that it clones by itself
+    method: str = ""  # of learning.baselines, which count the recipe's own episodes first
     seeds: tuple[int, ...] = (0, 1)
 
 
@@ -52,20 +53,10 @@ CELLS = [
     Cell("OpenWebRL, table 4", "two screenshots", ["--agent.screenshots", "2"], own_start=True),
     Cell("OpenWebRL, table 4", "at most 5 turns throughout", ["--rollout.max-steps", "5"]),
     Cell("OpenWebRL, table 4", "at most 6 turns throughout", ["--rollout.max-steps", "6"]),
-    Cell(
-        "OpenWebRL, figure 8",
-        "filtered behaviour cloning",
-        ["--loss.method", "filtered-bc", *FIXED],
-        seeds=FIVE,
-    ),
+    Cell("OpenWebRL, figure 8", "filtered behaviour cloning", [], method="filtered-bc", seeds=FIVE),
     Cell("WebAgent-R1, table 2", "M-GRPO", [], "tiny-text"),
-    Cell(
-        "WebAgent-R1, table 2",
-        "filtered behaviour cloning",
-        ["--loss.method", "filtered-bc", *FIXED],
-        "tiny-text",
-    ),
-    Cell("WebAgent-R1, table 2", "AWR", ["--loss.method", "awr"], "tiny-text"),
+    Cell("WebAgent-R1, table 2", "filtered behaviour cloning", [], "tiny-text", method="filtered-bc"),
+    Cell("WebAgent-R1, table 2", "AWR", [], "tiny-text", method="awr"),
     Cell("OpenWebRL, figure 6", "no dynamic sampling", FIXED, seeds=FIVE),
     Cell("OpenWebRL, figure 6", "one epoch", ["--batch.epochs", "1"]),
     Cell("OpenWebRL, figure 6", "two epochs", ["--batch.epochs", "2"]),
@@ -95,6 +86,8 @@ class Args:
 
 def place(cell: Cell, seed: int) -> str:
     """The name of a cell's run: seed0 for the recipe as it is."""
+    if cell.method:
+        return f"seed{seed}-{cell.method}"
     return f"seed{seed}{learning.suffix(' '.join(cell.flags)).strip('-').replace('sites-train', 'sites')}"
 
 
@@ -102,8 +95,11 @@ def run_cell(args: Args, cell: Cell, seed: int) -> Run:
     """Train a cell to its end; its warm start is made first if it is missing."""
     bench = learning.Args(recipe=cell.recipe, out=args.out, ranks=args.ranks, flags=args.flags)
     flags = list(cell.flags)
-    if flags and not cell.own_start:
-        flags += learning.start_of(learning.train(bench, f"seed{seed}", seed))
+    if cell.method or (flags and not cell.own_start):
+        recipe = learning.train(bench, f"seed{seed}", seed)
+        if cell.method:
+            flags += learning.baselines(recipe)[cell.method]
+        flags += learning.start_of(recipe)
     return learning.train(bench, place(cell, seed), seed, *flags)
 
 

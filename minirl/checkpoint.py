@@ -85,8 +85,8 @@ class Checkpoints:
         # all ranks gather each weight, the first one keeps it
         weights = {key: weight.cpu() for key, weight in trainer.weights() if self.ranks.is_main}
         adapters = {}
-        for name, weight in lora.adapters_of(trainer.policy.model).items():
-            adapters[name] = full_tensor(weight.detach()).cpu()
+        for key, weight in lora.adapters_of(trainer.policy.model).items():
+            adapters[key] = full_tensor(weight.detach()).cpu()
         if self.ranks.is_main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)

@@ -24,10 +24,17 @@ DOCS.remove(ROOT / "docs" / "reproduce.md")  # tests/test_reproduce.py has its c
 COMMAND = re.compile(r"python ((?:train|eval|sft|judge)\.py|-m (?:minirl|examples)(?:\.\w+)?)\b")
 
 
+INLINE = re.compile(r"`(python (?:(?:train|eval|sft|judge)\.py|-m minirl) [^`]+)`")
+(FROM,) = re.findall(r"`FROM` stands for `([^`]+)`", (ROOT / "docs" / "class.md").read_text())
+
+
 def commands() -> list[str]:
-    """The commands of all code blocks, without comments: "train.py tiny --seed 3"."""
+    """The commands of all code blocks, without comments ("train.py tiny --seed 3"), and those within
+    sentences and tables; of the history in log.md only the former."""
     found = {}
     for doc in DOCS:
+        for command in INLINE.findall(doc.read_text() if doc.name != "log.md" else ""):
+            found[" ".join(shlex.split(command.replace("FROM", FROM))[1:])] = None
         for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", doc.read_text()):
             for name, value in re.findall(r'(?m)^export (\w+)="(.*)"$', block):
                 block = block.replace(f"${name} ", f"{value} ")

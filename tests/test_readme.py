@@ -1,4 +1,4 @@
-"""The README's own site and own reward, taken from there and run."""
+"""What README and docs/ may hold; the own site and own reward of docs/using.md, taken from there and run."""
 
 import json
 import re
@@ -18,7 +18,10 @@ from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import Sample, Stop
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+USING = (ROOT / "docs" / "using.md").read_text()
 PAGE = """<!doctype html><title>Form</title><body style="margin:0">
 <input aria-label="Name" style="position:absolute;left:0;top:0;width:480px;height:100px">
 <button style="position:absolute;left:0;top:180px;width:480px;height:100px"
@@ -27,8 +30,8 @@ PAGE = """<!doctype html><title>Form</title><body style="margin:0">
 
 
 def block(language: str) -> str:
-    """The README's only code block in a language."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    """The only code block of docs/using.md in a language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", USING, re.DOTALL)
     return found
 
 
@@ -68,3 +71,37 @@ async def test_the_example_rewards_who_greets_ada(preprocessor, tmp_path, site, 
         trajectory = await worker.episode(task, 0, policy, 3)
     assert (trajectory.stop, trajectory.error) == (Stop.DONE, "")
     assert (trajectory.reward, trajectory.success) == (reward, reward == 1)
+
+
+def test_the_first_screen_is_plain():
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    first = "\n".join(lines[:40])
+    numbers = re.findall(r"(?<![\w.-])\d[\d.,]*", first)
+    assert 5 <= len(numbers) <= 15, numbers
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_a_page_is_read_in_one_sitting(page):
+    if page.name not in ("log.md", "reproduce.md"):
+        assert len(page.read_text().splitlines()) <= 200
+
+
+def anchors(text: str) -> set[str]:
+    """The addresses of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)", re.sub(r"(?ms)^```.*?^```", "", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if file.suffix == ".md" and anchor:
+            assert anchor in anchors(file.read_text()), target

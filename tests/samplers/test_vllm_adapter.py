@@ -15,8 +15,11 @@ from minirl.samplers.vllm import VllmSampler
 @pytest.mark.parametrize("kind", ["visual", "text"])
 async def test_vllm_reads_adapters(kind, tiny_folder, preprocessor, prompts, ranks, tmp_path, monkeypatch):
     """Without them its log-probs are the base's, which is the control."""
+    from vllm.distributed import parallel_state
     from vllm.lora.request import LoRARequest
 
+    # vLLM keeps a group of the ranks that it first met: those of another module's tests have ended
+    monkeypatch.setattr(parallel_state, "_WORLD", None)
     folder = tiny_folder
     if kind == "text":
         settings = {"hidden_size": 128, "tie_word_embeddings": False}
