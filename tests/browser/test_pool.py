@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import psutil
@@ -90,7 +91,7 @@ async def test_ranks_share_addresses_evenly(ranks, loads, monkeypatch):
     sixteen episodes on each of five addresses, and none on three."""
 
     async def acquire(*_):
-        return None
+        return SimpleNamespace(guard=SimpleNamespace())
 
     monkeypatch.setattr(BrowserPool, "_acquire", acquire)
     config = replace(CONFIG, connect=tuple(f"ws://browsers:{n}" for n in range(8)))
