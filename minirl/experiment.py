@@ -167,11 +167,7 @@ class Experiment:
 
 @contextlib.asynccontextmanager
 async def open_browsers(
-    config: Config,
-    tasks: Sequence[Task],
-    benchmark_of: FindBenchmark,
-    slots: Slots | None = None,
-    others: int = 0,
+    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, slots: Slots | None, others: int
 ) -> AsyncIterator[BrowserPool]:
     """Serve the sites of tasks that are served here, and open browsers if a task takes one. `slots` are free
     copies of other sites, one for each episode; the ranks before this one have `others` episodes."""
