@@ -87,7 +87,7 @@ demo: setup ## watch or play one episode on a generated site
 	$(PY) -m minirl demo $(ARGS)
 
 clean: ## remove the environments and caches; runs/ stays
-	rm -rf .venv .venv-vllm .venv-apps build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-apps build dist minirl_web.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -113,7 +113,7 @@ $(STAMP): pyproject.toml | $(PY)
 	  command -v nvidia-smi >/dev/null || echo 'setup: no NVIDIA GPU here; TORCH can name a smaller, CPU build'; \
 	  $(PIP) install $(TORCH); \
 	fi
-	@echo 'setup: pip install minirl[$(EXTRAS)]'
+	@echo 'setup: pip install minirl-web[$(EXTRAS)]'
 	@$(PIP) install --editable '.[$(EXTRAS)]'
 	@$(PIP) check || echo 'setup: some packages do not fit together, as pip says above'
 	$(find-chromium)

@@ -5,7 +5,7 @@
 
 Stands between model and policy. A layer multiplies with W' itself, which is summed in float32 and rounded
 once: the very number that the sampler is given, so that the two differ no more than in full training. W is
-only read, so nothing drifts by being merged and unmerged. LoRA (arXiv 2106.09685), section 4.1.
+only read, so nothing drifts by being merged and unmerged. LoRA (arXiv 2106.09685).
 
 Plain torch, and not PEFT, whose format is written all the same. PEFT's layers compute W x + s B (A x). In
 bfloat16 that is another policy than the merged weights, which are sampled from, as most of s B A is smaller

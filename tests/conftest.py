@@ -23,6 +23,7 @@ os.environ.setdefault(
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Nothing that a test trains is for its user's project.
 os.environ.pop("WANDB_PROJECT", None)
+os.environ.pop("TENSORBOARD_LOGGING_DIR", None)
 
 import pytest
 import pytest_asyncio

@@ -159,7 +159,7 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
         (["tiny", "--model.path", str(BASE_TEXT)], "a text recipe as tiny-text"),
-        (["tiny", "--sampler", "vllm"], "pip install 'minirl[vllm]'"),
+        (["tiny", "--sampler", "vllm"], "pip install 'minirl-web[vllm]'"),
     ],
 )
 def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tmp_path, argv, problem):

@@ -128,6 +128,19 @@ def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
     assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.more
+def test_the_notebook_repeats_the_first_step_by_hand(finished, tmp_path, monkeypatch):
+    """Its cells, one after the other; they assert that each number is the package's."""
+    (tmp_path / "runs").symlink_to(finished.parent)
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names: dict = {}
+    for number, code in enumerate(cells):
+        exec(compile(code, f"cell {number}", "exec"), names)
+    assert len(cells) >= 5 and names["gain"] > 0 and names["losses"]
+
+
 def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
     """Shells start what runs in the background with SIGINT ignored, and children inherit that: tests that run
     there would wait for ever. A handler is not inherited: the default takes its place."""

@@ -2,7 +2,7 @@
 
     --task.train miniwob:click-link,login-user:0-199 --task.heldout miniwob:all
 
-The pages are those of the package `miniwob` (pip install "minirl[miniwob]"), served on loopback. What a seed
+The pages are those of the package `miniwob` (pip install "minirl-web[miniwob]"), on loopback. What a seed
 asks for stands on its page alone, so that making the task set opens each page once. Deviations:
 1. The clock is stopped: an episode ends when the page says so, or at the agent's limits.
 2. A success is the raw reward of 1, as the package's own binary reward has it. Some pages give a part of it,

@@ -58,7 +58,7 @@ def check_run(config: Config) -> None:
     if config.resume and not folder.exists():
         raise ValueError(f"--resume: there is no run in {folder}")
     if config.sampler.kind == "vllm" and find_spec("vllm") is None:
-        raise ValueError("--sampler vllm: it is not installed; pip install 'minirl[vllm]'")
+        raise ValueError("--sampler vllm: it is not installed; pip install 'minirl-web[vllm]'")
     ends = {row["label"]: row["step"] for row in run.evals()}
     if config.resume and ends.get(PHASES["after_rl"], 0) >= config.steps:
         say(f"{folder} has finished its {config.steps} steps; a larger --steps goes on")

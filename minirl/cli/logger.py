@@ -1,4 +1,5 @@
-"""Where a step's numbers go: metrics.jsonl, the terminal, the report and, if WANDB_PROJECT is set, W&B."""
+"""Where a step's numbers go: metrics.jsonl, the terminal, the report; W&B too with WANDB_PROJECT set, and
+with TENSORBOARD_LOGGING_DIR, as transformers has it, TensorBoard."""
 
 import os
 from collections.abc import Mapping
@@ -53,18 +54,26 @@ class Logger:
         self.run = run
         self.total = total
         self.wandb = None
+        self.board = None
         project = os.environ.get("WANDB_PROJECT")
+        folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
         if project and run.records:
             try:
                 import wandb  # optional
             except ImportError:
                 raise ValueError("WANDB_PROJECT needs wandb: pip install wandb, or unset it") from None
             self.wandb = wandb.init(project=project, name=run.root.resolve().name, config=run.config())
+        if folder and run.records:
+            try:
+                from torch.utils.tensorboard import SummaryWriter  # optional
+            except ImportError:
+                text = "TENSORBOARD_LOGGING_DIR needs tensorboard: pip install tensorboard, or unset it"
+                raise ValueError(text) from None
+            self.board = SummaryWriter(os.path.join(folder, run.root.resolve().name))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
-        if self.wandb:
-            self.wandb.log(dict(metrics), step=step)
+        self._send(step, metrics)
         say(step_line(step, self.total, metrics))
         self.report()
 
@@ -75,10 +84,16 @@ class Logger:
         row = {"label": label, "step": step, "success": rate, "low": low, "high": high, "n": n}
         row["invalid"] = aborted
         self.run.add_eval(**row)
-        if self.wandb:
-            self.wandb.log({"eval/success": rate, "eval/low": low, "eval/high": high}, step=step)
+        self._send(step, {"eval/success": rate, "eval/low": low, "eval/high": high})
         say(rate_line(row), "bold green")
         self.report()
+
+    def _send(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self.wandb:
+            self.wandb.log(dict(numbers), step=step)
+        if self.board:
+            for name, value in numbers.items():
+                self.board.add_scalar(name, value, step)
 
     def report(self) -> None:
         if self.run.records:
@@ -89,4 +104,6 @@ class Logger:
         self.report()
         if self.wandb:
             self.wandb.finish()
+        if self.board:
+            self.board.close()
         say(f"report: {self.run.report_path}")

@@ -26,7 +26,7 @@ from minirl.judges.intervals import clustered_wilson
 from minirl.run_folder import read_as, write_atomic
 from minirl.types import GRADED, Json, Stop, Trajectory
 
-PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
+PACKAGES = ("minirl-web", "torch", "transformers", "playwright", "openai", "vllm")  # they shape results
 LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}  # difficulties in their order
 
 

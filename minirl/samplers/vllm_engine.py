@@ -53,7 +53,7 @@ def start_engine(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> An
             options = {"usage_context": UsageContext.LLM_CLASS, "enable_multiprocessing": False}
             return LLMEngine.from_engine_args(args, **options)
         except ImportError as error:
-            raise ValueError(f"--sampler vllm: {error}; pip install 'minirl[vllm]'") from None
+            raise ValueError(f"--sampler vllm: {error}; pip install 'minirl-web[vllm]'") from None
         finally:
             torch.set_num_threads = set_threads  # vLLM disables it on a CPU; the trainer needs it
 

@@ -1,6 +1,7 @@
 """A step's numbers: one line, the files, W&B, the report."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,10 +37,17 @@ def test_the_logger_writes_prints_and_reports(tmp_path, capsys):
     assert "after RL" in report and "aborted" in report
 
 
-def test_a_project_without_wandb_is_a_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_PROJECT", "project")
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(ValueError, match="pip install wandb, or unset it"):
+@pytest.mark.parametrize(
+    ("variable", "package", "module"),
+    [
+        ("WANDB_PROJECT", "wandb", "wandb"),
+        ("TENSORBOARD_LOGGING_DIR", "tensorboard", "torch.utils.tensorboard"),
+    ],
+)
+def test_what_is_asked_for_and_not_installed_is_a_line(tmp_path, monkeypatch, variable, package, module):
+    monkeypatch.setenv(variable, "project")
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(ValueError, match=f"pip install {package}, or unset it"):
         Logger(Run(tmp_path), 7)
     Logger(Run(tmp_path, records=False), 7)  # another rank's, which has none
 
@@ -66,3 +74,28 @@ def test_wandb_gets_every_step(tmp_path, monkeypatch):
     logger.close()
     assert fake.settings["project"] == "project"
     assert fake.logged == [(7, {"reward": 0.5}), "finished"]
+
+
+def test_tensorboard_gets_every_step_and_evaluation(tmp_path, monkeypatch):
+    class FakeWriter:
+        logged: list = []
+
+        def __init__(self, folder):
+            self.logged.append(folder)
+
+        def add_scalar(self, name, value, step):
+            self.logged.append((name, value, step))
+
+        def close(self):
+            self.logged.append("closed")
+
+    fake = SimpleNamespace(SummaryWriter=FakeWriter)
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "board")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    logger = Logger(Run(tmp_path / "wide"), 7)
+    logger.step(7, {"reward": 0.5})
+    logger.evaluation("after RL", 7, successes=1, n=2, aborted=0)
+    logger.close()
+    folder, reward, success, *interval, end = FakeWriter.logged
+    assert (folder, reward, end) == ("board/wide", ("reward", 0.5, 7), "closed")
+    assert success == ("eval/success", 0.5, 7) and len(interval) == 2

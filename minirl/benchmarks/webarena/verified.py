@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 VERDICT_SECONDS = 60.0
 EVALUATE = ("-m", "webarena_verified", "eval-tasks", "--task-ids")
-INSTALL = 'WebArena-Verified scores by its own package: pip install "minirl[webarena-verified]"'
+INSTALL = 'WebArena-Verified scores by its own package: pip install "minirl-web[webarena-verified]"'
 ASSETS = r"\.(css|js|png|jpe?g|gif|svg|woff2?|ttf|ico|webp)"
 LOGGED = re.compile(rf"^(?![^?#]*{ASSETS}([?#]|$))")  # the addresses that a rule may read
 ANSWER_FORM = """
