@@ -30,8 +30,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 TOTAL, MODEL_BYTES = 570.0, 12 << 30  # seconds of all stages; room that the model needs
-SECONDS = {"ceilings": 30, "model": 60, "loss": 40, "attention": 70, "trainer": 150}
-VLLM = {"sampler": 180, "throughput": 180, "step": 120}
+SECONDS = {"ceilings": 30, "model": 60, "loss": 40, "attention": 70, "trainer": 240}
+VLLM = {"sampler": 300, "throughput": 420, "step": 240}  # an engine's cold start alone takes up to 150
+STDERR_LINES = 30  # that a stage which failed leaves in its line
 STAGES = SECONDS | VLLM
 Name = Literal["ceilings", "model", "loss", "attention", "trainer", "sampler", "throughput", "step"]
 Bounds = dict[str, dict[str, tuple[float, float]]]  # stage -> figure -> least and most
@@ -100,13 +101,16 @@ def start(name: str, folder: Path, args: Args, seconds: float) -> dict[str, Any]
             said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
-            process.communicate()
-            return {"error": f"took longer than {seconds:.0f} s"}
+            said, _ = process.communicate()
+            problem = f"took longer than {seconds:.0f} s"
+        else:
+            problem = f"exit status {process.returncode}"
         errors.seek(0)
-        last = (errors.read().strip().splitlines() or ["no word"])[-1]
+        stderr = errors.read().strip().splitlines()
     figures = [line for line in said.splitlines() if line.startswith("{")]
     if process.returncode or not figures:
-        return {"error": f"exit status {process.returncode}: {last}"}
+        last = (stderr or ["no word"])[-1]
+        return {"error": f"{problem}: {last}", "stderr": stderr[-STDERR_LINES:]}
     return json.loads(figures[-1])
 
 

@@ -324,7 +324,7 @@ def row_flops(trainer: Trainer, rows: Sequence[Row]) -> float:
     kind = HybridDims if is_hybrid(trainer.policy.model) else Dims
     dims = kind(**{field.name: getattr(text, field.name) for field in fields(kind)})
     tower = sum(weight.numel() for weight in trainer.policy.model.model.visual.parameters())
-    for batch in trainer._batches(rows):
+    for batch in trainer._batches(trainer._share(rows)):
         chains = batch.inputs.get("tree") or [Chain(0, len(row.ids)) for row in batch.rows]
         total += flops(dims, chains, len(batch.targets_N)) + 2 * tower * len(batch.inputs["pixel_values"])
     return 3.0 * total
@@ -366,7 +366,8 @@ def trainer(here: Here) -> Figures:
         out = layouts(here, trainer, list(own.rows))
         two = trajectories(here, trainer, here.size(30, 3), count=2)
         rows = [row for trajectory in two for row in trajectory.rows]
-        out["prepare_s"] = here.seconds(lambda: [len(batch.rows) for batch in trainer._batches(rows)], 1, 0)
+        share = trainer._share(rows)
+        out["prepare_s"] = here.seconds(lambda: [len(batch.rows) for batch in trainer._batches(share)], 1, 0)
         out["score_s"] = here.seconds(lambda: trainer._score(trainer.policy, rows), 1, 0)
         here.peak_gb()
         out["update_s"] = here.seconds(lambda: out.update(trainer.update(two, 0, int)), 1, 0)

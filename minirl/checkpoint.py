@@ -33,6 +33,7 @@ from minirl.types import Json
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+TENSORS_PER_FILE = 8  # of a rank's shards
 KEEP = 2  # checkpoints to resume from
 UNREADABLE = (OSError, ValueError, dcp.api.CheckpointException)  # what a torn checkpoint raises
 
@@ -52,8 +53,10 @@ class Checkpoints:
         """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest two."""
         self.finish()
         part = self._export(name, state)
-        writer = dcp.HuggingFaceStorageWriter(str(part / "shards"), save_distributed=True)
         tensors = shards(self.trainer)
+        # a file is copied twice in memory while it is written
+        files = {name: 1 + n // TENSORS_PER_FILE for n, name in enumerate(tensors)}
+        writer = dcp.HuggingFaceStorageWriter(str(part / "shards"), files, save_distributed=True)
         # in a group of its own, because the ranks go on to the next episodes meanwhile
         future = dcp.async_save(tensors, storage_writer=writer, process_group=self.ranks.side)
         self.writing = part, future

@@ -98,16 +98,16 @@ class TaskQueue:
 
     def claim(self, n: int) -> bool:
         """Return whether this rank, and no other, will run task `n`, the first that was not claimed."""
-        return self.store.compare_set(f"{n} is of", "", self.name) == self.name.encode()
+        return self.store.compare_set(str(n), "", self.name) == self.name.encode()
 
     def claimed(self) -> int:
         """Return how many tasks are claimed, by any rank."""
-        while self.store.check([f"{self.next} is of"]):
+        while self.store.check([str(self.next)]):
             self.next += 1
         return self.next
 
     def post(self, n: int, kept: bool) -> None:
-        """Tell all ranks whether the group of task `n` is kept."""
+        """Tell all ranks whether the group of task `n`, which this one has claimed, is kept."""
         self.store.set(str(n), "kept" if kept else "dropped")
 
     def give_up(self) -> None:
@@ -118,9 +118,12 @@ class TaskQueue:
 
     def results(self) -> dict[int, bool]:
         """Return whether each task that has ended so far is kept."""
-        for n in range(self.claimed()):
-            if n not in self.known and self.store.check([str(n)]):
-                self.known[n] = self.store.get(str(n)) == b"kept"
+        running = [n for n in range(self.claimed()) if n not in self.known]
+        # one question for all: a rank on another node waits for each answer, several times a second
+        values = self.store.multi_get([str(n) for n in running]) if running else []
+        for n, value in zip(running, values, strict=True):
+            if value in (b"kept", b"dropped"):  # else it is the name of the rank that runs it
+                self.known[n] = value == b"kept"
         return self.known
 
 

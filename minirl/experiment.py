@@ -77,8 +77,9 @@ class Experiment:
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         file = config.task.servers
         slots = read_slots(file, config.browser.episodes, self.ranks) if file else None
+        others = self.ranks.rank * self.ranks.share(config.browser.episodes)
         async with (
-            open_browsers(config, tasks, benchmark_of, slots) as pool,
+            open_browsers(config, tasks, benchmark_of, slots, others) as pool,
             self.sampler() as sampler,
             open_judge(config, self.ranks, images) as judge,
         ):
@@ -166,10 +167,10 @@ class Experiment:
 
 @contextlib.asynccontextmanager
 async def open_browsers(
-    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, slots: Slots | None = None
+    config: Config, tasks: Sequence[Task], benchmark_of: FindBenchmark, slots: Slots | None, others: int
 ) -> AsyncIterator[BrowserPool]:
     """Serve the sites of tasks that are served here, and open browsers if a task takes one. `slots` are free
-    copies of other sites, one for each episode."""
+    copies of other sites, one for each episode; the ranks before this one have `others` episodes."""
     from minirl.browser.pool import BrowserPool
     from minirl.worlds.render import SiteServer, sites_of
 
@@ -181,7 +182,7 @@ async def open_browsers(
         folders |= benchmark_of(task).folders()
     with SiteServer(sites_of(tasks), folders) as server:
         sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-        pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots)
+        pool = BrowserPool(config.browser, server.sites, sealed, trusted, slots, others)
         async with pool if live else contextlib.nullcontext():
             yield pool
 

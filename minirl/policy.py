@@ -57,6 +57,7 @@ def make_policy(
 ) -> Policy:
     """Return the model as a policy on this rank, sharded unless one rank computes in float32; what is trained
     is float32. ValueError if this model or machine can't do what the config asks for."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
     policy = Policy(model, preprocessor, config.sampler.temperature)
     policy.requires_grad_(train)
     dtype = compute_dtype(config.model, ranks.device)

@@ -5,6 +5,7 @@ micro-batches, and computes its share. Tokens are weighted over the whole miniba
 neither the size of micro-batches nor the number of ranks changes an update. Shape suffix: N response tokens.
 """
 
+import itertools
 import math
 import os
 from collections import Counter
@@ -116,12 +117,16 @@ class Trainer:
         self.policy.temperature = config.sampler.temperature
         trajectories = self._with_reference(trajectories)
         sizes = Counter(trajectory.group for trajectory in trajectories)
+        epochs = []
+        for epoch in range(config.batch.epochs):
+            chosen = minibatches(trajectories, config.batch.minibatch_turns, seed + epoch)
+            epochs.append([self._share(weighted(minibatch, config.loss, sizes)) for minibatch in chosen])
+        batches = self._batches([part for shares in epochs for share in shares for part in share])
         same_weights = not config.replay and not config.rollout.delay
         steps = []
-        for epoch in range(config.batch.epochs):
-            for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
-                rows = weighted(minibatch, config.loss, sizes)
-                steps.append(self._step(rows, lr))
+        for shares in epochs:
+            for share in shares:
+                steps.append(self._step(batches, len(share), lr))
                 mismatch = step_metrics(steps)["mismatch_mean"]  # of the first one
                 if mismatch > MAX_MISMATCH and same_weights:
                     problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
@@ -152,7 +157,7 @@ class Trainer:
         policy.temperature = temperature or self.config.sampler.temperature
         numbered = [replace(row, index=i) for i, row in enumerate(rows)]
         share = []
-        for batch in self._batches(numbered):
+        for batch in self._batches(self._share(numbered)):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
             per_row = logprobs_N.split([row.length for row in batch.rows])
             for row, logprobs in zip(batch.rows, per_row, strict=True):
@@ -195,15 +200,17 @@ class Trainer:
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
         imitated = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
-        return self._step(imitated, lr, cloning=True)["loss"]
+        share = self._share(imitated)
+        return self._step(self._batches(share), len(share), lr, cloning=True)["loss"]
 
-    def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
-        """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
-        all ranks. Without a finite gradient it changes nothing; ValueError after several in a row."""
+    def _step(self, batches: Iterator[Batch], count: int, lr: float, cloning: bool = False) -> Metrics:
+        """Make one optimizer step on the next `count` forward passes, a minibatch; return its loss, gradient
+        norm and metric sums, equal on all ranks. Without a finite gradient it changes nothing; ValueError
+        after several in a row."""
         optim = self.config.sft if cloning else self.config.optim
         torch.set_num_threads(cores())  # Chromium is idle now
         self.policy.train()
-        passes = [self._backward(batch, cloning) for batch in self._batches(rows)]
+        passes = [self._backward(batch, cloning) for batch in itertools.islice(batches, count)]
         totals = add_up(self.ranks.all_gather(passes))
         # requires_grad can't change once a weight is sharded
         if cloning and self.config.model.freeze_vision == "sft" and self.preprocessor.images:
@@ -242,17 +249,13 @@ class Trainer:
         sums["loss"] = loss.detach()
         return {name: float(value) for name, value in sums.items()}
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
-        """Yield this rank's share of a minibatch as forward passes, of which every rank has as many. The next
-        one's screenshots are prepared while the last is computed."""
+    def _share(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Return the rows of this rank's forward passes on a minibatch, of which every rank has as many."""
         budget = self.config.batch.micro_tokens
         preprocessor = self.preprocessor
+        cut = per_turn.micro_batches
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
-            layout = prefix_tree.pack
-        else:
-            cut = per_turn.micro_batches
-            layout = per_turn.collate
         shares = balance(rows, budget, self.ranks.world, cut)
         share = [part.rows for part in shares[self.ranks.rank]]
         # a rank with fewer passes makes empty ones: FSDP waits for every rank in every module
@@ -263,10 +266,17 @@ class Trainer:
             lacks_images = preprocessor.images and not any(row.images for row in part)
             if not part or lacks_images:
                 part.append(dummy)
-        prepare = partial(layout, preprocessor=preprocessor, images=self.images, device=self.ranks.device)
+        return share
+
+    def _batches(self, parts: Sequence[list[Row]]) -> Iterator[Batch]:
+        """Yield forward passes. The next one's screenshots are prepared while the last is computed, also
+        while an optimizer step is made between them."""
+        layout = prefix_tree.pack if self.config.batch.layout == "tree" else per_turn.collate
+        place = {"images": self.images, "device": self.ranks.device}
+        prepare = partial(layout, preprocessor=self.preprocessor, **place)
         with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-            ahead = thread.submit(prepare, share[0])
-            for following in share[1:]:
+            ahead = thread.submit(prepare, parts[0])
+            for following in parts[1:]:
                 batch = ahead.result()
                 ahead = thread.submit(prepare, following)
                 yield batch

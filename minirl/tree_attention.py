@@ -191,7 +191,6 @@ def enable(model: PreTrainedModel) -> None:
     """Make the attention of a model's text layers understand `tree=`."""
     AttentionInterface.register("tree", tree_attention)
     AttentionMaskInterface.register("tree", sdpa_mask)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
     if hasattr(model.config, "vision_config"):
         model.set_attn_implementation({"text_config": "tree", "vision_config": "sdpa"})
     else:

@@ -105,7 +105,9 @@ def test_the_stages_with_vllm(gpu, tmp_path):
 def test_a_stage_that_cannot_run_says_why(gpu, tmp_path, capsys):
     args = gpu.Args(device="cpu", small=True)
     assert "took longer than 0 s" in gpu.start("ceilings", tmp_path, args, 0.2)["error"]
-    assert gpu.start("trainer", tmp_path / "nowhere", args, 100)["error"].startswith("exit status 1: ")
+    failure = gpu.start("trainer", tmp_path / "nowhere", args, 100)
+    assert failure["error"].startswith("exit status 1: ") and failure["error"].endswith(failure["stderr"][-1])
+    assert failure["stderr"][0].startswith("Traceback") or len(failure["stderr"]) == gpu.STDERR_LINES
     assert gpu.main(["--device", "cpu", "--only", "trainer"]) == 0
     assert json.loads(capsys.readouterr().out)["skipped_because"] == "the stage `model` has made none"
     assert "no NVIDIA GPU" in gpu.missing("ceilings", gpu.Args(), tmp_path)

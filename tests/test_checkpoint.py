@@ -70,6 +70,16 @@ def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, gro
     assert names(here.folder) == ["step_00002", "step_00003"]
 
 
+def test_shards_lie_in_small_files(new_checkpoints):
+    """Each is copied twice while it is written: one file would take three times a rank's share of memory."""
+    here = new_checkpoints()
+    here.save("step_00001", {"step": 1})
+    here.finish()
+    counts = [len(load_file(file)) for file in (here.folder / "step_00001/shards").glob("*.safetensors")]
+    parameters = len([*here.trainer.policy.model.parameters()])
+    assert sum(counts) == 4 * parameters and max(counts) <= 8  # weights, Adam's steps and two moments
+
+
 def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tuple[dict, dict]:
     """Goes on from the folder's checkpoint, if there is one, by one step, and saves that."""
     trainer = make_trainer(path, ranks, optim={"replicas": replicas})
@@ -196,7 +206,7 @@ def test_code_in_a_strangers_shards_is_not_run(saved, tmp_path):
     content = pickle.dumps(Payload(f"touch {proof}"))
     pickle.loads(content)  # the control: plainly read, it runs
     proof.unlink()
-    (shard,) = (here.folder / "step_00002/shards").iterdir()
+    shard = sorted((here.folder / "step_00002/shards").iterdir())[0]
     for name in (".metadata", "__0_0.distcp"):
         shard.with_name(name).write_bytes(content)
     assert here.resume() == {"step": 2}

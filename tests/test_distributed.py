@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -224,6 +225,24 @@ def test_no_task_is_taken_twice_and_all_ranks_know_what_became_of_it():
     boards[0].post(0, False)
     assert all(board.results() == {0: False, 3: True} and board.claimed() == 5 for board in boards)
     assert TaskQueue(ranks[0], "step 1").claim(0)  # another step
+
+
+def test_all_results_are_one_question_to_the_store(ranks):
+    """The store may be on another node, and is asked several times a second."""
+    queue = TaskQueue(ranks, "asked")
+    assert queue.results() == {} and all(queue.claim(n) for n in range(50))
+    queue.post(7, True)
+    queue.claimed()
+    asked, store = [], queue.store
+
+    class Noting:
+        def __getattr__(self, name: str) -> Callable:
+            asked.append(name)
+            return getattr(store, name)
+
+    queue.store = Noting()
+    assert queue.results() == {7: True} and asked == ["check", "multi_get"]
+    assert not queue.claim(7)  # also when it has ended
 
 
 PLANS = [random.Random(i).choice([(0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]) for i in range(60)]

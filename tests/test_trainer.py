@@ -1,10 +1,12 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
+import contextlib
 import itertools
 import os
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,8 +108,9 @@ def test_what_a_machine_cannot_do_is_refused(tiny_folder, ranks):
 
 def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
     trainer, epochs = new_trainer(epochs=3, minibatch_turns=6), [[]]
-    update = trainer._step
-    trainer._step = lambda rows, *rest: epochs[-1].append(rows) or update(rows, *rest)
+    share, update, cut = trainer._share, trainer._step, []
+    trainer._share = lambda rows: cut.append(rows) or share(rows)
+    trainer._step = lambda *given: epochs[-1].append(cut.pop(0)) or update(*given)
     updates = [learn(trainer, groups, step, lambda: epochs.append([]))["updates"] for step in (5, 6)]
     assert epochs.pop() == []  # one tick behind every epoch
     assert len(epochs) == 6 and sum(updates) == sum(map(len, epochs)) > 6
@@ -237,7 +240,8 @@ def test_the_lowest_layers_and_the_embeddings_stay_as_they_are(preprocessor, ran
     still = {name for name in start if "embed_tokens" in name or "layers.0." in name}
     assert held.keys() == start.keys() - still and len(still) == 10
     torch.testing.assert_close(held, {name: free[name] for name in held}, atol=1e-7, rtol=1e-5)
-    trainer._step(weighted([TrajectoryRows(0, tuple(rows))], LossConfig(), {0: 1}), 1e-3)
+    share = trainer._share(weighted([TrajectoryRows(0, tuple(rows))], LossConfig(), {0: 1}))
+    trainer._step(trainer._batches(share), len(share), 1e-3)
     after = weights(trainer)
     assert {name for name in start if torch.equal(start[name], after[name])} == still
     assert len(trainer.optimizer.param_groups[0]["params"]) == len(start) - 10
@@ -379,7 +383,7 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, gro
         return plain(*given, **how)
 
     monkeypatch.setattr(prefix_tree, "pack", pack)
-    batches = trainer._batches(rows_of(groups))
+    batches = trainer._batches(trainer._share(rows_of(groups)))
     next(batches)
     deadline = time.monotonic() + 20
     while len(made) < 2 and time.monotonic() < deadline:
@@ -387,6 +391,33 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, gro
     time.sleep(0.1)
     assert made == [False, False]
     assert len(list(batches)) == len(made) - 1 > 2
+
+
+def test_the_next_updates_first_pass_is_prepared_while_this_one_is_made(new_trainer, groups, monkeypatch):
+    """Its screenshots would keep the GPU waiting in every update."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def thread(*_, **__):
+        def submit(prepare, part):
+            events.append("prepare")
+            return SimpleNamespace(result=lambda: prepare(part))
+
+        yield SimpleNamespace(submit=submit)
+
+    monkeypatch.setattr("minirl.trainer.ThreadPoolExecutor", thread)
+    trainer, noted = new_trainer(minibatch_turns=1, epochs=2), []
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: events.append("step"))
+    updates = int(learn(trainer, groups, 0, lambda: noted.append(events.count("step")))["updates"])
+    assert updates > 3 and noted == [updates // 2, updates]
+    assert events == ["prepare", *["prepare", "step"] * (updates - 1), "step"]
+
+
+@pytest.mark.parametrize("layout", ["tree", "per-turn"])
+def test_cudnn_makes_no_plan_for_every_new_length(tiny_folder, ranks, layout):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_trainer(tiny_folder, ranks, layout=layout)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def poisoned(groups: list[Group]) -> list[Group]:

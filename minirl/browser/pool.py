@@ -69,6 +69,7 @@ class BrowserPool:
     sealed: bool = False
     trusted: Collection[Place] = ()
     copies: Slots | None = None
+    others: int = 0  # episodes of the ranks before this one, which begin with other addresses
     options: Json = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -83,7 +84,9 @@ class BrowserPool:
         )
         if config.connect and self.copies:
             raise ValueError("--task.servers needs browsers of this machine: leave out --browser.connect")
-        self.slots = [BrowserSlot(address) for address in config.connect or [""] * config.browsers]
+        addresses = config.connect or ("",) * config.browsers
+        first = self.others % len(addresses)
+        self.slots = [BrowserSlot(address) for address in (*addresses[first:], *addresses[:first])]
 
     async def __aenter__(self) -> Self:
         """Start the first browser: an error that all of them have is better told now than per episode."""

@@ -4,10 +4,10 @@ Stands behind `python train.py RECIPE --plan 8x80`. With P parameters sharded by
 replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments 8 P / S, a
 reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched, and their
 gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as gradients
-are dropped after it; a local judge has e P. With --model.lora the weights are e P / S, gathered as they are,
-and the 4, 4 and 8 bytes are the adapters'; there is no reference, and beside a layer is one merged weight, in
-float32 and e, with its input and its output's gradient in float32. Fragmentation is not counted; a GB is 1e9
-bytes.
+are dropped after it; a local judge has e P and a KV cache of its own. With --model.lora the weights are
+e P / S, gathered as they are, and the 4, 4 and 8 bytes are the adapters'; there is no reference, and beside a
+layer is one merged weight, in float32 and e, with its input and its output's gradient in float32.
+Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
 import functools
@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minirl.config import Config
 from minirl.console import print_table, say
+from minirl.judges.judge import JUDGE_BATCH
 from minirl.model import blueprint, frozen
 
 MODELS = Path(__file__).parent / "models"  # the sizes of those that recipes name, for want of a network
@@ -28,6 +29,7 @@ GB = 10**9
 EPISODES_PER_CONTEXT = 16  # of the smallest KV cache: most episodes wait for their browser
 CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
 VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
+JUDGE_TOKENS = 8192  # assumed: of a local judge's question and its answer
 CHUNK = 64  # tokens, of which a gated delta rule has one state
 LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
 # First what hardly slows training, then what does, what is learned, the CPU's memory, length
@@ -88,6 +90,18 @@ def meta_model(path: str) -> tuple[Any, Any]:
 def size(module: nn.Module | None) -> int:
     """Return how many parameters a module has."""
     return sum(weight.numel() for weight in module.parameters()) if module else 0
+
+
+def cache_bytes(model: Any, e: int, tokens: int) -> int:
+    """Return the bytes that a context of so many tokens has in the KV cache."""
+    total = 0
+    for layer in model.get_decoder().layers:
+        if hasattr(layer, "linear_attn"):
+            delta = layer.linear_attn  # a state in float32, and the convolution's last inputs
+            total += 4 * delta.value_dim * delta.head_k_dim + e * delta.conv_dim * delta.conv_kernel_size
+        else:
+            total += 2 * e * layer.self_attn.k_proj.out_features * tokens
+    return total
 
 
 def adapted(config: Config, model: Any) -> list[Any]:
@@ -168,6 +182,7 @@ class Plan:
     sampler: dict[str, int]  # in rollouts
     update: dict[str, int]
     cpu: int
+    share: float  # of the GPU's memory, --sampler.gpu-memory
 
     @property
     def total(self) -> int:
@@ -204,15 +219,10 @@ def plan(config: Config) -> Plan:
     if config.judge.path:
         judge, _ = meta_model(config.judge.path)
         shards["the judge's weights"] = e * size(judge)
+        shards["its KV cache (assumed)"] = JUDGE_BATCH * cache_bytes(judge, e, JUDGE_TOKENS)
 
     # the sampler's
-    context = 0
-    for layer in model.get_decoder().layers:
-        if hasattr(layer, "linear_attn"):
-            delta = layer.linear_attn  # a state in float32, and the convolution's last inputs
-            context += 4 * delta.value_dim * delta.head_k_dim + e * delta.conv_dim * delta.conv_kernel_size
-        else:
-            context += 2 * e * layer.self_attn.k_proj.out_features * config.agent.context_tokens
+    context = cache_bytes(model, e, config.agent.context_tokens)
     contexts = math.ceil(config.browser.episodes / gpus / EPISODES_PER_CONTEXT)
     sampler = {
         "sampler weights": e * parameters,
@@ -233,7 +243,8 @@ def plan(config: Config) -> Plan:
         "activations": left,
         "one layer or the head": moment,
     }
-    return Plan(f"{config.recipe} on {gpus} x {gpu_gb:g} GB", gpu_gb, shards, sampler, update, cpu)
+    title = f"{config.recipe} on {gpus} x {gpu_gb:g} GB"
+    return Plan(title, gpu_gb, shards, sampler, update, cpu, config.sampler.gpu_memory)
 
 
 def show(plan: Plan) -> None:
@@ -248,9 +259,12 @@ def show(plan: Plan) -> None:
     spare = plan.gpu_gb - plan.total / GB
     if spare >= 0:
         least = sum(plan.sampler.values()) / GB / plan.gpu_gb
-        others = sum(plan.shards.values()) / GB / plan.gpu_gb
-        say(f"vLLM's share, --sampler.gpu-memory, must lie between {least:.2f} and {1 - others:.2f}")
-        say(f"it fits, with {spare:.1f} GB to spare", "bold green")
+        most = 1 - sum(plan.shards.values()) / GB / plan.gpu_gb
+        say(f"vLLM's share, --sampler.gpu-memory, must lie between {least:.2f} and {most:.2f}")
+        if least <= plan.share <= most:
+            say(f"it fits, with {spare:.1f} GB to spare", "bold green")
+        else:
+            say(f"it does not fit: --sampler.gpu-memory is {plan.share:g}", "bold red")
     else:
         say(f"it does not fit: {-spare:.1f} GB too much", "bold red")
         say(f"try, in this order: {' '.join(REMEDIES.split())}")

@@ -44,7 +44,7 @@ async def mine(source: str, config: Config, script: str, run: Run) -> list[Traje
     tasks = load_source(source, None, config)
     benchmark_of = choose_benchmarks(config)
     limit = asyncio.Semaphore(2 * config.browser.browsers)  # a search keeps a core busy
-    async with open_browsers(config, tasks, benchmark_of) as pool:
+    async with open_browsers(config, tasks, benchmark_of, slots=None, others=0) as pool:
         agent = make_agent(config, preprocessor)
         harness = Harness(config, preprocessor, agent, pool, run.images, benchmark_of)
 

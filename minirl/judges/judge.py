@@ -27,6 +27,7 @@ from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sam
 
 SEED = 42  # as in the released code
 BRIEF_TOKENS = 192  # the longest answer to a brief question
+JUDGE_BATCH = 4  # questions that a local judge answers at a time: its cache lies beside vLLM's
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -84,6 +85,7 @@ class LocalJudge(ModelJudge):
         model = replace(config.model, path=config.judge.path)
         self.preprocessor = load_preprocessor(model)
         self.sampler = HfSampler(load_model(model, ranks.device), self.preprocessor)
+        self.sampler.max_batch = JUDGE_BATCH
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         limit = BRIEF_TOKENS if self.config.input == "brief" else self.config.response_tokens

@@ -89,6 +89,8 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
         settings["limit_mm_per_prompt"] = {"image": agent.screenshots, "video": 0}
         settings["mm_processor_kwargs"] = {"size": preprocessor.images.size | {"longest_edge": pixels}}
     if ranks.device.type == "cuda":
+        if torch.cuda.get_device_capability(ranks.device)[0] == 10:
+            settings["attention_backend"] = "FLASH_ATTN"  # B200's default, FlashInfer, has to be compiled
         return settings | {"gpu_memory_utilization": config.sampler.gpu_memory, "enable_sleep_mode": True}
     return settings | {
         "kv_cache_memory_bytes": CPU_CACHE_BYTES,

@@ -7,22 +7,29 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import psutil
 import pytest
 import yaml
 from pages import HEIGHT, WIDTH, do, observe, point
+from peers import alone
 
+from minirl.benchmarks.task_sets import TaskSets, load_source
 from minirl.browser import executable
 from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop, ToolFailure
+from minirl.experiment import Experiment
+from minirl.recipes import tiny
+from minirl.run_folder import Run
+from minirl.types import BrowserFault, RunEnds, Stop, ToolFailure
 
 MANIFEST = Path(__file__).resolve().parents[2] / "docs/kubernetes.yaml"
 CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True)
@@ -76,6 +83,40 @@ async def test_episodes_in_a_browser_elsewhere(address, site):
         assert pool.launches == 1
         await pool.slots[0].browser.close()
         assert await visit(9) == "" and pool.launches == 2
+
+
+@pytest.mark.parametrize(("ranks", "loads"), [(1, [1] * 5 + [0] * 3), (2, [2, 2] + [1] * 6), (16, [10] * 8)])
+async def test_ranks_share_addresses_evenly(ranks, loads, monkeypatch):
+    """Five episodes of each rank on eight addresses. If all began with the first, sixteen ranks would have
+    sixteen episodes on each of five addresses, and none on three."""
+
+    async def acquire(*_):
+        return SimpleNamespace(guard=SimpleNamespace())
+
+    monkeypatch.setattr(BrowserPool, "_acquire", acquire)
+    config = replace(CONFIG, connect=tuple(f"ws://browsers:{n}" for n in range(8)))
+    by_address = Counter()
+    for rank in range(ranks):
+        pool = BrowserPool(config, others=5 * rank)
+        async with AsyncExitStack() as stack:
+            for _ in range(5):
+                await stack.enter_async_context(pool.session())
+            by_address.update({slot.address: slot.load for slot in pool.slots})
+    assert [by_address[address] for address in config.connect] == loads
+
+
+async def test_a_ranks_pool_knows_of_the_episodes_before_it(preprocessor, tmp_path, monkeypatch):
+    def pool(*given):
+        raise RunEnds(f"a pool behind {given[-1]} episodes")
+
+    monkeypatch.setattr("minirl.browser.pool.BrowserPool", pool)
+    config = tiny()
+    config = replace(config, browser=replace(config.browser, episodes=11))
+    tasks, third = load_source("shops:1-1", 1, config), replace(alone(), rank=2, world=3)
+    experiment = Experiment(config, Run(tmp_path), None, TaskSets(tasks, [], []), preprocessor, third, None)
+    with pytest.raises(RunEnds, match="a pool behind 8 episodes"):  # 4 of each rank before
+        async with experiment.worker():
+            pass
 
 
 async def test_private_addresses_are_left_again_in_a_browser_elsewhere(address, site):

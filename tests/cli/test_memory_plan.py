@@ -81,7 +81,8 @@ def test_a_reference_and_a_local_judge_stay_on_the_gpu():
     config = small()
     alone, both = plan(config), plan(replace(config, judge=JudgeConfig(path=LLAMA)))
     weights = both.sampler["sampler weights"]  # the same model
-    assert sum(both.shards.values()) - sum(alone.shards.values()) == weights
+    cache = 4 * 8192 * 2 * 2 * LAYERS * KEYS  # four questions of 8,192 tokens
+    assert sum(both.shards.values()) - sum(alone.shards.values()) == weights + cache
     assert (both.sampler, both.update, both.cpu) == (alone.sampler, alone.update, alone.cpu)
     out = plan(small(**{"loss.kl": 0.01}))
     assert out.shards["reference"] == out.shards["weights"]
@@ -220,6 +221,18 @@ def test_show_names_every_item_the_share_and_the_room(capsys):
         assert item in said
     least, most = sum(shown.sampler.values()) / 24e9, 1 - sum(shown.shards.values()) / 24e9
     assert f"must lie between {least:.2f} and {most:.2f}" in said
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.5, False), (0.7, True), (0.95, False)])
+def test_what_vllm_gets_must_fit_too(share, fits, capsys):
+    """4B on one GPU of 24 GB by offload: the default share of 0.5 holds neither weights nor cache."""
+    tight = {"optim.offload": True, "model.freeze_vision": "always", "model.gradient_checkpointing": True}
+    config = changed(big(1, 24, **tight), {"agent.context_tokens": 16384, "batch.micro_tokens": 16384})
+    config = changed(config, {"browser.episodes": 16, "sampler.gpu_memory": share})
+    show(plan(config))
+    said = capsys.readouterr().out
+    assert ("it fits, with" in said) is fits
+    assert (f"it does not fit: --sampler.gpu-memory is {share}" in said) is not fits
 
 
 BILLIONS = {"Qwen3-VL-4B": 4.44, "Qwen3-VL-8B": 8.77, "Qwen2.5-3B": 3.09, "Llama-3.1-8B": 8.03}

@@ -16,7 +16,7 @@ from episodes import PNGS, TASK, Gone, episode, turn, words_of
 from minirl.advantages import make_group
 from minirl.benchmarks import protocols
 from minirl.config import Config, JudgeConfig, ModelConfig, SamplerConfig
-from minirl.judges.judge import EndpointJudge, LocalJudge, open_judge, prompt_of
+from minirl.judges.judge import JUDGE_BATCH, EndpointJudge, LocalJudge, open_judge, prompt_of
 from minirl.judges.rubrics import Question
 from minirl.rewards import apply_reward_gates, needs_verdict
 from minirl.rows import BLANK_PNG
@@ -277,7 +277,7 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
     judge = JudgeConfig(path=str(tiny_folder), seconds=77.0)
     config = Config("test", sampler=sampler, judge=judge)
     async with open_judge(config, ranks, SimpleNamespace(get=lambda _: BLANK_PNG.getvalue())) as opened:
-        assert isinstance(opened, LocalJudge)
+        assert isinstance(opened, LocalJudge) and opened.sampler.max_batch == JUDGE_BATCH
         asked: list[Request] = []
 
         async def refuse(request: Request) -> Sample:

@@ -129,6 +129,13 @@ def test_what_waking_forgets_is_cleared():
     vllm_engine.clear_forgotten(worker)
 
 
+@pytest.mark.parametrize(("capability", "backend"), [((10, 0), "FLASH_ATTN"), ((9, 0), None)])
+def test_b200s_attention_is_the_one_that_needs_no_compiler(preprocessor, monkeypatch, capability, backend):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu = replace(alone(), device=torch.device("cuda", 0))
+    assert vllm_engine.engine_settings(tiny(), preprocessor, gpu).get("attention_backend") == backend
+
+
 @pytest.mark.vllm
 def test_a_step_has_as_many_tokens_as_one_of_llm(tiny_folder, preprocessor, monkeypatch):
     """On a GPU nothing sets them, and by another name vLLM would take 2048: one screenshot at a time."""
@@ -137,6 +144,7 @@ def test_a_step_has_as_many_tokens_as_one_of_llm(tiny_folder, preprocessor, monk
 
     config = replace(tiny(), model=ModelConfig(path=str(tiny_folder)))
     gpu = replace(alone(), device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert "max_num_batched_tokens" not in vllm_engine.engine_settings(config, preprocessor, gpu)
     found = []
     monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args, **options: found.append(options))
