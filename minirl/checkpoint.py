@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers.utils import cached_file
 
-from minirl import lora
+from minirl import four_bit, lora
 from minirl.config import ModelConfig
 from minirl.console import first_line, say
 from minirl.distributed import full_tensor
@@ -129,10 +129,11 @@ class Checkpoints:
         target = self.trainer.policy.model
         adapters = lora.new_adapters(target, self.trainer.config.seed)
         expected = shapes(dict(source.named_parameters()) | adapters)
-        if expected != shapes(dict(target.named_parameters())):
+        if expected != shapes(dict(target.named_parameters())) | four_bit.packed_shapes(target):
             raise ValueError(f"{path} holds another model than {self.trainer.config.model.path}")
         whole = StateDictOptions(full_state_dict=True)  # on every rank
-        set_model_state_dict(target, source.state_dict() | adapters, options=whole)
+        others: dict[str, Any] = four_bit.take_weights(target, source.state_dict())
+        set_model_state_dict(target, others | adapters, options=whole)
         self.base = str(path)
 
     def resume(self) -> Json:

@@ -29,6 +29,8 @@ class ModelConfig:
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
     lora: Annotated[int, Ge(0)] = 0
     """Rank of adapters, which are trained in place of the weights, at ten times the rates; 0: none."""
+    base_bits: Literal[4, 16] = 16
+    """4: pack the weights that --model.lora adapts (NF4, by bitsandbytes); 16: keep them as they are."""
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
     freeze_vision: Literal["never", "sft", "always"] = "never"  # when the vision tower stays as it is
     freeze: Annotated[int, Ge(0)] = 0  # so many of the lowest layers stay as they are, and the embeddings

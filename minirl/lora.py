@@ -47,7 +47,7 @@ class LoraLinear(QuickLinear):
     def forward(self, input: Tensor) -> Tensor:
         if not self.active:
             return super().forward(input)
-        return AdaptedProduct.apply(input, self.weight, self.lora_A, self.lora_B, self.bias)
+        return AdaptedProduct.apply(input, self, self.lora_A, self.lora_B, self.bias)
 
     def merged(self, device: torch.device) -> Tensor:
         """Return W', whole and without a gradient; a collective call."""
@@ -59,14 +59,15 @@ class AdaptedProduct(torch.autograd.Function):
     """x @ W'.T + bias. W' is made again for the backward pass, which never holds W's gradient (out, in)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight, a, b)
-        return linear(x, merge(weight, a, b), bias)
+    def forward(ctx: Any, x: Tensor, layer: LoraLinear, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, a, b)
+        ctx.layer = layer  # and not its weight, which may be unpacked for one layer at a time
+        return linear(x, merge(layer.weight, a, b), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, a, b = ctx.saved_tensors
-        grad_x = linear(grad, merge(weight, a, b).T) if ctx.needs_input_grad[0] else None
+        x, a, b = ctx.saved_tensors
+        grad_x = linear(grad, merge(ctx.layer.weight, a, b).T) if ctx.needs_input_grad[0] else None
         grad_NO = grad.flatten(0, -2).float()
         x_NI = x.flatten(0, -2).float()
         grad_a = SCALE * (grad_NO @ b).T @ x_NI

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minirl import lora, prefix_tree
+from minirl import four_bit, lora, prefix_tree
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
@@ -63,6 +63,8 @@ def make_policy(
     dtype = compute_dtype(config.model, ranks.device)
     if config.model.lora:
         lora.attach(model, config.model.lora, config.seed, dtype)
+    if config.model.base_bits == 4:
+        four_bit.pack(model)
     if train and config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in frozen(model, config.model):

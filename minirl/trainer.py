@@ -101,9 +101,10 @@ class Trainer:
         adapters = lora.adapters_of(model)
         for name, weight in model.named_parameters():
             layer_name, _, kind = name.rpartition(".")
-            if f"{layer_name}.lora_A" in adapters and kind == "weight":
-                yield name, model.get_submodule(layer_name).merged(self.ranks.device)
-            elif name not in adapters:
+            is_adapted = f"{layer_name}.lora_A" in adapters
+            if kind == "lora_A":  # a packed layer has no parameter `weight`
+                yield f"{layer_name}.weight", model.get_submodule(layer_name).merged(self.ranks.device)
+            elif not is_adapted or kind == "bias":
                 yield name, full_tensor(weight.detach().to(dtype))
 
     def update(self, trajectories: Sequence[TrajectoryRows], step: int, tick: Callable[[], None]) -> Metrics:

@@ -23,8 +23,8 @@ from minirl.tiny.checkpoints import BASE_TEXT
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
 --plan
---model.path --model.dtype --model.lora --model.gradient-checkpointing --model.freeze-vision --model.freeze
---model.max-pixels
+--model.path --model.dtype --model.lora --model.base-bits --model.gradient-checkpointing
+--model.freeze-vision --model.freeze --model.max-pixels
 --agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.answers
 --agent.numbered --agent.boxes --agent.reasoning --agent.response-tokens --agent.context-tokens
 --agent.format-errors --agent.repeats

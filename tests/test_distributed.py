@@ -41,6 +41,7 @@ SETTINGS = {
         "model": {"freeze_vision": "sft"},
     },
     "adapters": {"model": {"lora": 4, "gradient_checkpointing": True}},
+    "adapters on four bits": {"model": {"lora": 4, "base_bits": 4}},
     "small micro-batches": {"micro_tokens": 60},
     "per turn": {"layout": "per-turn", "micro_tokens": 100},
 }

@@ -72,4 +72,4 @@ def test_the_loop_loads_little():
         at_once = [node for node in ast.parse(MODULES[name].read_text()).body if not isinstance(node, ast.If)]
         ahead |= imported(MODULES[name], at_once) & MODULES.keys() - loaded
     assert "minirl.trainer" in loaded
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) <= 6740
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) <= 6840

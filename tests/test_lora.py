@@ -111,11 +111,11 @@ def expected_gradients(trainer: Trainer, plain: dict[str, torch.Tensor], scale: 
     return expected
 
 
-@pytest.mark.parametrize("rank", RANKS)
-def test_gradients_are_those_of_the_merged_weights(new_trainer, groups, rank):
+@pytest.mark.parametrize(("rank", "bits"), [(1, 16), (16, 16), (64, 16), (16, 4)])
+def test_gradients_are_those_of_the_merged_weights(new_trainer, groups, rank, bits):
     """Of a plain model, turn by turn, against prefix trees with gradient checkpointing and Liger's head. The
     controls: another scale, and an A that is frozen."""
-    settings = {"lora": rank, "gradient_checkpointing": True}
+    settings = {"lora": rank, "base_bits": bits, "gradient_checkpointing": True}
     unclipped = {"grad_clip": 1e9}
     trainer = taught(new_trainer(lr=1e-4, model=settings, sft=unclipped), groups)
     plain = new_trainer(layout="per-turn", sft=unclipped)

@@ -62,6 +62,8 @@ def check(config: C) -> C:
         raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
     if loss.method != "grpo" and loss.credit != "trajectory":
         raise ValueError(f"--loss.method {loss.method} has no --loss.credit: its turns share a weight")
+    if config.model.base_bits == 4 and not config.model.lora:
+        raise ValueError("--model.base-bits 4 packs what adapters stand beside: add --model.lora 16")
     if len(rollout.max_steps) % 2 == 0:
         raise ValueError("--rollout.max-steps: the last stage has turns alone, as in 15 90 30")
     if agent.answers == "webrl" and agent.kind != "text":

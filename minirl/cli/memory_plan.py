@@ -6,7 +6,8 @@ reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of
 gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as gradients
 are dropped after it; a local judge has e P and a KV cache of its own. With --model.lora the weights are
 e P / S, gathered as they are, and the 4, 4 and 8 bytes are the adapters'; there is no reference, and beside a
-layer is one merged weight, in float32 and e, with its input and its output's gradient in float32.
+layer is one merged weight, in float32 and e, with its input and its output's gradient in float32. Weights
+that --model.base-bits packs have 9/16 bytes, on every GPU, and are gathered nowhere.
 Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
@@ -119,6 +120,12 @@ def trained_size(config: Config, model: Any) -> int:
     return size(model) - sum(map(size, frozen(model, config.model)))
 
 
+def packed_size(config: Config, model: Any) -> int:
+    """Return how many parameters --model.base-bits packs."""
+    layers = adapted(config, model) if config.model.base_bits == 4 else []
+    return sum(layer.weight.numel() for layer in layers)
+
+
 def row_patches(config: Config, vision: Any) -> int:
     """Return the patches in a row, if a turn adds its screenshots and a quarter of the longest response.
 
@@ -199,6 +206,7 @@ def plan(config: Config) -> Plan:
     e = 4 if config.model.dtype == "float32" else 2
     parameters = size(model)
     trained = trained_size(config, model)
+    packed = packed_size(config, model)
     adapters = config.model.lora > 0
 
     # what stays in both phases
@@ -206,7 +214,7 @@ def plan(config: Config) -> Plan:
     gradients = 4 * trained * replicas // gpus
     shards = {"weights": weights, "AdamW moments": 2 * gradients}
     if adapters:
-        shards = {"frozen weights": e * parameters * replicas // gpus, "adapters": gradients}
+        shards = {"frozen weights": e * (parameters - packed) * replicas // gpus, "adapters": gradients}
         shards["AdamW moments"] = 2 * gradients
     if config.loss.kl and not adapters:
         shards["reference"] = weights
@@ -216,6 +224,8 @@ def plan(config: Config) -> Plan:
         shards = {}
         gradients = 0
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
+    if config.model.base_bits == 4:
+        shards["packed weights"] = 9 * packed // 16  # half a byte, and 4 for every 64; on every GPU
     if config.judge.path:
         judge, _ = meta_model(config.judge.path)
         shards["the judge's weights"] = e * size(judge)
@@ -238,7 +248,7 @@ def plan(config: Config) -> Plan:
     gathered = 0 if adapters else e * root + (e + 4) * max(units)
     update = {
         "gradients": gradients,
-        "gathered weights": e * (root + 2 * max(units)),
+        "gathered weights": e * (root if packed else root + 2 * max(units)),
         "gathered gradients": gathered,
         "activations": left,
         "one layer or the head": moment,

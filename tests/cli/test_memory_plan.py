@@ -153,6 +153,10 @@ def test_adapters_by_hand():
     assert heads[1] - heads[0] == merging - head
     away = plan(small(1, **{"model.lora": 4, "optim.offload": True}))
     assert away.cpu == whole.shards["weights"] / 2 + 16 * trained
+    linear = LAYERS * sum(a * b for a, b in pairs)
+    packed = plan(small(1, **{"model.lora": 4, "model.base_bits": 4}))
+    assert packed.shards["packed weights"] == linear * 9 / 16  # half a byte, and a scale of 4 for every 64
+    assert adapted.shards["frozen weights"] - packed.shards["frozen weights"] == 2 * linear
 
 
 def test_the_page_for_one_gpu_says_what_is_planned():
@@ -163,7 +167,7 @@ def test_the_page_for_one_gpu_says_what_is_planned():
     table = [
         [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line
     ]
-    assert len(lines) == 4 == len(table[0]) - 1
+    assert len(lines) == 6 == len(table[0]) - 1
     for column, line in enumerate(lines, start=1):
         title, *cells = [row[column] for row in table if "---" not in row[1]]
         gpu_gb = int(title.split()[1])
@@ -178,7 +182,8 @@ def test_the_page_for_one_gpu_says_what_is_planned():
         expected = [
             shards.get("frozen weights", 0),
             adapters,
-            base - adapters - shards.get("frozen weights", 0),
+            shards.get("packed weights", 0),
+            shards["CUDA, NCCL (assumed)"],
         ]
         expected += [*out.sampler.values(), base + sum(out.sampler.values())]
         expected += [update["gradients"], gathered, update["activations"], update["one layer or the head"]]
