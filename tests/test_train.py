@@ -141,6 +141,34 @@ def test_the_notebook_repeats_the_first_step_by_hand(finished, tmp_path, monkeyp
     assert len(cells) >= 5 and names["gain"] > 0 and names["losses"]
 
 
+@pytest.mark.more  # tests/test_lora.py has its parts, one by one
+def test_a_run_with_adapters_is_resumed_replayed_and_evaluated(tmp_path, eval_script):
+    """Cloning, then reinforcement on what was cloned, with the base for a reference: in the first step the
+    trainer's log-probs are the sampler's. A replay that was stopped ends as one that was not."""
+    run, adapters = tmp_path / "tiny", ["--model.lora", "4", "--loss.kl", "0.01"]
+    script.run(small(run, "--steps", "2", *adapters))
+    script.run(small(run, "--steps", "3", "--resume", *adapters))
+    metrics = Run(run).metrics()
+    assert [m["step"] for m in metrics] == [1, 2, 3]
+    assert all(m["mismatch_mean"] < 1e-4 and m["kl"] >= 0 for m in metrics)
+    assert metrics[0]["grad_norm"] > 0 and metrics[0]["lr"] == pytest.approx(1e-4)
+    sft = run / "checkpoints/sft"
+    for folder, base in ((sft, run / "model"), (run / "checkpoints/step_00003", sft)):
+        settings = json.loads((folder / "adapter/adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == str(base)
+    losses = {}
+    for name, stops in (("straight", ["2"]), ("stopped", ["1", "2"])):
+        for n, steps in enumerate(stops):
+            flags = ["--replay", str(run), "--steps", steps, *(["--resume"] if n else [])]
+            script.run(small(tmp_path / name, *flags, *adapters))
+        losses[name] = [m["loss"] for m in Run(tmp_path / name).metrics()]
+    assert losses["straight"] == losses["stopped"] and len(losses["stopped"]) == 2
+    assert losses["straight"][0] == pytest.approx(metrics[0]["loss"], rel=1e-4, abs=1e-7)
+    eval_script.run(["tiny", "--name", str(run), "--limit", "2", "--eval.response-tokens", "8"])
+    (row,) = Run(tmp_path / "tiny-eval").evals()
+    assert row["n"] == 2 and row["checkpoint"] == str(run / "checkpoints/step_00003")
+
+
 def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
     """Shells start what runs in the background with SIGINT ignored, and children inherit that: tests that run
     there would wait for ever. A handler is not inherited: the default takes its place."""

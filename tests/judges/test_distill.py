@@ -87,6 +87,22 @@ async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
     await check_question(config, ranks)
 
 
+@pytest.mark.more
+async def test_a_judge_with_adapters_is_a_judge_as_any_other(tmp_path, ranks):
+    """Its folder has merged weights, with which it is asked."""
+    run = shopping.make_run(tmp_path / "web", goals=14, stages=("step_00001", "step_00002"))
+    labels = replace(config_of(tmp_path), name=str(tmp_path / "labels"), runs=(run.root,))
+    await label_dumps(labels, ranks, world_teacher)
+    config = config_of(tmp_path, labelled=tmp_path / "labels", goals=0.29)
+    config = replace(config, sft=replace(config.sft, lr=1e-3, batch=10, max_steps=20))
+    config = replace(config, model=replace(config.model, lora=8))
+    await distil(config, ranks)
+    losses = [record["loss"] for record in Run(tmp_path / "judge").metrics()]
+    assert len(losses) == 20 and losses[-1] < 0.7 * losses[0]
+    assert (tmp_path / "judge/checkpoints/judge/adapter/adapter_model.safetensors").is_file()
+    await score_judge(replace(config, labelled=None), ranks)
+
+
 def words_of(labelled: Trajectory) -> list[str]:
     messages = Question("brief").messages(labelled, PNGS)
     texts = [part for _, parts in messages for part in parts if isinstance(part, str)]
