@@ -100,6 +100,9 @@ class Checkpoints:
                 file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
                 if file:
                     shutil.copy(file, part)
+            images = trainer.preprocessor.images
+            if images and trainer.config.model.max_pixels is not None:
+                set_image_size(part, images.size)
             if adapters:  # not beside the weights, to which transformers would add them
                 lora.save_adapters(adapters, trainer.config.model.lora, self.base, part / "adapter")
             (part / "state.json").write_text(json.dumps(state))
@@ -153,6 +156,19 @@ class Checkpoints:
             say(f"resumed after step {state['step']}")
             return state
         raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")
+
+
+def set_image_size(folder: Path, size: dict[str, int]) -> None:
+    """Have a checkpoint's screenshots scaled as they were in training, by whoever serves it."""
+    for name in PROCESSOR_FILES[::2]:
+        path = folder / name
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        image = settings.get("image_processor", settings if name == PROCESSOR_FILES[0] else {})
+        if image:
+            for older in ("min_pixels", "max_pixels"):  # which would count instead, as in Qwen2.5-VL's
+                image.pop(older, None)
+            image["size"] = size
+            path.write_text(json.dumps(settings, indent=2))
 
 
 def shards(trainer: Trainer) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """Checkpoints that survive what befalls files and processes, and fit any number of ranks."""
 
+import io
+import json
 import os
 import pickle
 import random
@@ -15,9 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 from peers import ROOT, on_ranks
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from training import distance, equal, learn, make_groups, make_trainer, picture, rows_of, weights
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
 
 from examples.base_models import checkpoints as tiny
 from minirl.checkpoint import Checkpoints, checkpoints, prune
@@ -146,6 +149,30 @@ def test_a_checkpoint_of_a_model_from_the_hub_is_complete(
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         assert (tmp_path / "best" / name).read_bytes() == (tiny_folder / name).read_bytes()
     assert load_preprocessor(ModelConfig(path=str(tmp_path / "best"))).pad == preprocessor.pad
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_whoever_serves_a_checkpoint_scales_screenshots_as_training_did(ranks, tiny_folder, tmp_path, older):
+    """Also where the model's own file has the older names. The control is that file as it is."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    if older:
+        file = folder / "preprocessor_config.json"
+        settings = json.loads(file.read_text()) | {"min_pixels": 1024, "max_pixels": 1638400}
+        file.write_text(json.dumps(settings))
+    trainer = make_trainer(folder, ranks, model={"max_pixels": 256 * 192})
+    Checkpoints(trainer, tmp_path).export("best", {})
+    picture = Image.new("RGB", (480, 360))
+    png = io.BytesIO()
+    picture.save(png, "PNG")
+    _, expected = trainer.preprocessor.images.prepare(png.getvalue())
+
+    def grid(place: Path) -> tuple[int, ...]:
+        processor = AutoImageProcessor.from_pretrained(place, backend="pil")
+        return tuple(processor(images=[picture], return_tensors="pt")["image_grid_thw"][0].tolist())
+
+    assert grid(tmp_path / "best") == expected
+    assert grid(folder) != expected
 
 
 def cut_short(path: Path) -> None:
