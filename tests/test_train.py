@@ -353,6 +353,14 @@ async def test_with_a_delay_episodes_are_of_the_weights_before_the_last_update(d
     assert " ".join(order) == expected
 
 
+@pytest.mark.more
+def test_a_delayed_run_finds_the_screenshots_that_were_taken_ahead(tmp_path):
+    """Checkpoints after every step delete screenshots that no dump names."""
+    script.run(small(tmp_path / "run", "--steps", "3", "--rollout.delay", "1"))
+    gaps = [row["mismatch_mean"] for row in Run(tmp_path / "run").metrics()]
+    assert len(gaps) == 3 and gaps[0] < 1e-4 < min(gaps[1:])
+
+
 @pytest.mark.parametrize(("n", "remedy"), [(7, "; --resume goes on after step 7"), (0, "")])
 async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(n, remedy):
     step = Collected([], 0, [], submitted=6, dropped=6, reason="gave up after 6 groups")

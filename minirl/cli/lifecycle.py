@@ -169,8 +169,9 @@ def save(experiment: Experiment, state: State) -> None:
     name = Run.step_label(state["step"])
     if state["step"] and name != experiment.checkpoints.newest:
         experiment.checkpoints.save(name, state)
-        keeps_all = experiment.config.rollout.dump_all
-        experiment.run.prune(keep_steps=state["step"] if keeps_all else KEPT_DUMPS)
+        rollout = experiment.config.rollout
+        if not rollout.delay:  # else the next step's screenshots are there, which no dump names yet
+            experiment.run.prune(keep_steps=state["step"] if rollout.dump_all else KEPT_DUMPS)
         experiment.ranks.barrier()  # the others' next episodes would store screenshots that no dump names
 
 
