@@ -87,7 +87,7 @@ class Args:
 def place(cell: Cell, seed: int) -> str:
     """The name of a cell's run: seed0 for the recipe as it is."""
     if cell.method:
-        return f"seed{seed}-{cell.method}"
+        return f"seed{seed}_{cell.method}"  # where learning.py --baselines has it
     return f"seed{seed}{learning.suffix(' '.join(cell.flags)).strip('-').replace('sites-train', 'sites')}"
 
 

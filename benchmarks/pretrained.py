@@ -116,10 +116,10 @@ def kind_of(task: str) -> str:
     return task.removeprefix("miniwob-").rpartition("-")[0]
 
 
-def rate(outcomes: dict[str, list[bool]], kinds: str) -> list[bool]:
+def of_kinds(outcomes: dict[str, list[bool]], kinds: str) -> dict[str, list[bool]]:
     """The outcomes of the tasks of some types."""
     among = kinds.split(",")
-    return [value for task, values in outcomes.items() if kind_of(task) in among for value in values]
+    return {task: values for task, values in outcomes.items() if kind_of(task) in among}
 
 
 def table_of(args: Args, bench: learning.Args) -> Table:
@@ -136,7 +136,7 @@ def table_of(args: Args, bench: learning.Args) -> Table:
     for title, kinds in rows.items():
         cells = []
         for name in args.parts:
-            values = rate(outcomes[name], kinds)
+            values = sum(of_kinds(outcomes[name], kinds).values(), [])
             low, high = wilson(sum(values), len(values))
             cells.append(f"{mean(values):.1%} ({low:.0%} to {high:.0%})" if values else "absent")
         table.add_row(title, *cells)
@@ -146,17 +146,15 @@ def table_of(args: Args, bench: learning.Args) -> Table:
 def differences(bench: learning.Args, seed: int, parts: tuple[str, ...]) -> dict[str, Any]:
     """A seed's rates on the sixteen types, and what each run has over the clone, paired by task."""
     row: dict[str, Any] = {}
-    before = {
-        task: v for task, v in successes(run_of(bench, seed, "clone")).items() if rate({task: v}, TRAINED)
-    }
+    before = of_kinds(successes(run_of(bench, seed, "clone")), TRAINED)
     for name in parts:
-        outcomes = successes(run_of(bench, seed, name))
-        values = rate(outcomes, TRAINED)
+        outcomes = of_kinds(successes(run_of(bench, seed, name)), TRAINED)
+        values = sum(outcomes.values(), [])
         if not values:
             continue
         row[name] = {"success": round(mean(values), 4), "n": len(values)}
         if before and name != "clone":
-            pair = paired(before, {task: outcomes[task] for task in before if task in outcomes})
+            pair = paired(before, outcomes)
             row[name] |= {"gain": pair.difference, "low": pair.low, "high": pair.high}
     return row
 

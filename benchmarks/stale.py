@@ -32,13 +32,11 @@ from minirl.run_folder import Run
 
 ROOT = Path(__file__).parents[1]
 LOSSES = {
-    "OpenWebRL's": [],
-    "the same, dual clip at 3": ["--loss.dual-clip", "3"],
-    "mean over all tokens": ["--loss.weighting", "token-mean"],
-    "WebAgent-R1's, KL 0.001": [
-        *("--loss.weighting", "webagent-r1", "--loss.clip-high", "0.2", "--loss.kl", "0.001")
-    ],
-    "AutoWebWorld's, KL 0.04": ["--loss.weighting", "grpo", "--loss.clip-high", "0.2", "--loss.kl", "0.04"],
+    "OpenWebRL's": "",
+    "the same, dual clip at 3": "--loss.dual-clip 3",
+    "mean over all tokens": "--loss.weighting token-mean",
+    "WebAgent-R1's, KL 0.001": "--loss.weighting webagent-r1 --loss.clip-high 0.2 --loss.kl 0.001",
+    "AutoWebWorld's, KL 0.04": "--loss.weighting grpo --loss.clip-high 0.2 --loss.kl 0.04",
 }
 
 
@@ -59,14 +57,14 @@ def copy_first_step(run: Path, passes: int, folder: Path) -> None:
         shutil.copy(run / "trajectories/step_00001.jsonl", folder / f"trajectories/step_{step:05}.jsonl")
 
 
-def replay(args: Args, name: str, flags: list[str], folder: Path) -> Run:
+def replay(args: Args, name: str, flags: str, folder: Path) -> Run:
     """Train on the copies with a loss; return the run."""
     out = folder / name.replace(" ", "_").replace("'", "")
     start = ["--warm-start", str(args.run / "checkpoints/sft"), "--replay", str(folder / "copies")]
     rest = ["--steps", str(args.passes), "--batch.epochs", "1", "--optim.no-decay"]
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--name", str(out), *start, *rest, *flags]
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--name", str(out), *start, *rest]
     env = {"OMP_NUM_THREADS": "1"} | os.environ
-    subprocess.run(command, check=True, stdout=sys.stderr, env=env)
+    subprocess.run(command + flags.split(), check=True, stdout=sys.stderr, env=env)
     return Run(out)
 
 
@@ -81,9 +79,10 @@ def main() -> None:
         for loss, flags in LOSSES.items():
             rows = replay(args, loss, flags, folder).metrics()
             drifts = [round(row["mismatch_mean"], 4) for row in rows]
+            drift = mean(drifts[1:])
             clipped = mean(row["clip_fraction"] for row in rows[1:])
-            result[loss] = {"drift": mean(drifts[1:]), "clipped": clipped, "passes": drifts}
-            table.add_row(loss, f"{mean(drifts[1:]):.3f}", f"{clipped:.1%}")
+            result[loss] = {"drift": drift, "clipped": clipped, "passes": drifts}
+            table.add_row(loss, f"{drift:.3f}", f"{clipped:.1%}")
     Console(stderr=True).print(table)
     print(json.dumps(result))
 

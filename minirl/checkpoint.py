@@ -160,10 +160,12 @@ class Checkpoints:
 
 def set_image_size(folder: Path, size: dict[str, int]) -> None:
     """Have a checkpoint's screenshots scaled as they were in training, by whoever serves it."""
-    for name in PROCESSOR_FILES[::2]:
+    for name in ("preprocessor_config.json", "processor_config.json"):
         path = folder / name
         settings = json.loads(path.read_text()) if path.exists() else {}
-        image = settings.get("image_processor", settings if name == PROCESSOR_FILES[0] else {})
+        image = settings.get("image_processor")  # a whole processor's; else the file is the image processor's
+        if name == "preprocessor_config.json":
+            image = image or settings
         if image:
             for older in ("min_pixels", "max_pixels"):  # which would count instead, as in Qwen2.5-VL's
                 image.pop(older, None)
