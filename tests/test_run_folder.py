@@ -172,6 +172,7 @@ def test_every_steps_dump_stays_on_demand(tmp_path, dump_all):
     run = Run(tmp_path)
     experiment = Mock(run=run)
     experiment.config.rollout.dump_all = dump_all
+    experiment.config.rollout.delay = 0
     for step in range(1, 14):
         run.save_trajectories(Run.step_label(step), [episode()])
     save(experiment, {"step": 13, "cursor": 0})
