@@ -95,14 +95,22 @@ def minutes(run: Run) -> float:
 def clone_on(args: Args, learned: Run, seed: int) -> Run:
     """Clones the same demonstrations, none held back, for as many more updates as take the time that
     reinforcement took; how long one takes is told, for it is not known before."""
-    run = run_of(args, f"seed{seed}_cloned")
+    updates = learned.config()["sft"]["max_steps"] + updates_of(learned, args.cloning_seconds)
+    demos = str(learned.trajectory_path("demos"))
+    return clone(args, f"seed{seed}_cloned", seed, demos, updates)
+
+
+def updates_of(learned: Run, cloning_seconds: float) -> int:
+    """How many updates of cloning take the time of a run's reinforcement."""
+    return round(sum(row["seconds/total"] for row in learned.metrics()) / cloning_seconds)
+
+
+def clone(args: Args, name: str, seed: int, demos: str, updates: int, *flags: str) -> Run:
+    """Runs sft.py on a dump for so many updates, if it was not run yet."""
+    run = run_of(args, name)
     if outcome(run, "after SFT") is None:
-        seconds = sum(row["seconds/total"] for row in learned.metrics())
-        updates = learned.config()["sft"]["max_steps"] + round(seconds / args.cloning_seconds)
-        demos = str(learned.trajectory_path("demos"))
-        as_long = ["--sft.epochs", str(updates), "--sft.max-steps", str(updates)]
-        how = ["--sft.held-back", "0", *as_long, "--sft.demos", demos]
-        start(args, run, "sft.py", "--seed", str(seed), *how)
+        as_long = ["--sft.held-back", "0", "--sft.epochs", str(updates), "--sft.max-steps", str(updates)]
+        start(args, run, "sft.py", "--seed", str(seed), *flags, *as_long, "--sft.demos", demos)
     return run
 
 

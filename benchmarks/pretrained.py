@@ -21,6 +21,7 @@ interrupted goes on. The last line is JSON: success and paired differences by se
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -59,32 +60,30 @@ class Args:
     """Further flags for every run, separated by blanks."""
     parts: tuple[str, ...] = ("clone", "rl", "permuted", "on", "tenfold")
     """Which of them to run; the table shows what is there."""
+    cloning_updates: int = 28
+    """Of the clone: six demonstrations of twelve types four times."""
     cloning_seconds: float = 8.0
     """How long an update of cloning takes: the clone's progress shows it."""
 
 
 def run_parts(args: Args, bench: learning.Args, seed: int) -> None:
     """Make a seed's runs, in an order in which each finds what it needs."""
-    common = ["--seed", str(seed), "--agent.brief", *TASKS, "--eval.episodes", "400"]
+    common = ["--agent.brief", *TASKS, "--eval.episodes", "400"]
     clone = run_of(bench, seed, "clone")
-    if "clone" in args.parts and learning.outcome(clone, "after SFT") is None:
-        learning.start(bench, clone, "sft.py", *common, "--sft.demos", mine(args, "six"), "--sft.epochs", "4")
-    begin = learning.start_of(clone)
-    if "rl" in args.parts:
-        learning.train(bench, f"seed{seed}_rl", seed, *common, *begin)
-    if "permuted" in args.parts:
-        learning.train(bench, f"seed{seed}_permuted", seed, *common, *begin, "--shuffle-rewards")
-    spent = sum(row["seconds/total"] for row in run_of(bench, seed, "rl").metrics())
-    updates = str(round(spent / args.cloning_seconds))
-    as_long = ["--sft.epochs", updates, "--sft.max-steps", updates]
-    begun = ["--model.path", str(clone.checkpoint_dir / "sft")]
-    rivals = {"on": ("six", begun), "tenfold": ("sixty", [])}
-    for name, (number, start) in rivals.items():
-        is_due = name in args.parts and (name != "tenfold" or seed == args.seeds[0])
+    if "clone" in args.parts:
+        learning.clone(bench, f"seed{seed}_clone", seed, mine(args, "six"), args.cloning_updates, *common)
+    for name, flags in {"rl": [], "permuted": ["--shuffle-rewards"]}.items():
         run = run_of(bench, seed, name)
-        if is_due and learning.outcome(run, "after SFT") is None:
-            demos = mine(args, number)
-            learning.start(bench, run, "sft.py", *common, *start, "--sft.demos", demos, *as_long)
+        if name in args.parts and not run.root.exists():  # it begins with the clone and its evaluation
+            shutil.copytree(clone.root, run.root)
+        if name in args.parts:
+            learning.train(bench, f"seed{seed}_{name}", seed, *common, *flags)
+    updates = learning.updates_of(run_of(bench, seed, "rl"), args.cloning_seconds)
+    if "on" in args.parts:
+        begun = ["--model.path", str(clone.checkpoint_dir / "sft")]
+        learning.clone(bench, f"seed{seed}_on", seed, mine(args, "six"), updates, *common, *begun)
+    if "tenfold" in args.parts and seed == args.seeds[0]:
+        learning.clone(bench, f"seed{seed}_tenfold", seed, mine(args, "sixty"), updates, *common)
 
 
 def mine(args: Args, number: str) -> str:
