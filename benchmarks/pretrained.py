@@ -7,12 +7,13 @@ those twelve and four for which the search finds nothing; once more with the rew
 group, which keeps everything but the information; and cloned on for as many updates as take its time.
 The first seed also clones ten times as many mined demonstrations, for as long. Every agent is asked about the
 same held-out pages of the sixteen types and of four that no phase trains on: pages whose first prompt is
-unlike any that is reinforced (a page that repeats one is left out by the task set).
+unlike any that is reinforced or demonstrated (the others are left out).
 
 The types were fixed before any reinforcement. A clone of 136 demonstrations of the 49 types that the search
 had solved on seeds 0 to 2 acted on seeds 8000 to 8007 of all 130 types at temperature 1, with prompts of at
-most 512 tokens. Those with 1 to 7 successes of 8 come by nearness to 40%, then by name: the first twelve of
-the solved types and the first four of the others are trained, the next two of each never.
+most 512 tokens. Those with 1 to 7 successes of 8 count if at least 10 of seeds 8000 to 8019 begin with a prompt
+that none of seeds 0 to 59 begins with. They come by nearness to 40%, then by name: the first twelve of the
+solved types and the first four of the others are trained, the next two of each never.
 
 Every run is a subprocess in its own folder; one that is there is not repeated, and one of train.py that was
 interrupted goes on. The last line is JSON: success and paired differences by seed.
@@ -41,11 +42,11 @@ from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
 
 SOLVED = (
-    "click-collapsible,click-collapsible-nodelay,click-color,click-dialog-2,click-link,click-option,"
-    "click-pie-nodelay,click-tab,click-tab-2-easy,click-tab-2-medium,click-widget,count-sides"
+    "click-collapsible,click-collapsible-nodelay,click-dialog-2,click-link,click-option,click-pie-nodelay,"
+    "click-tab,click-tab-2-easy,click-tab-2-hard,click-tab-2-medium,click-widget,enter-text-dynamic"
 )
-UNSOLVED = "click-menu-2,drag-cube,generate-number,use-autocomplete"  # by the search
-NEVER = "click-tab-2-hard,drag-shapes,email-inbox-noscroll,enter-text-dynamic"  # trained
+UNSOLVED = "drag-shapes,email-inbox-noscroll,phone-book,use-autocomplete"  # by the search
+NEVER = "navigate-tree,stock-market,unicode-test,use-slider"  # trained
 TRAINED = f"{SOLVED},{UNSOLVED}"
 TASKS = ["--task.train", f"miniwob:{TRAINED}:0-59", "--task.heldout", f"miniwob:{TRAINED},{NEVER}:9000-9019"]
 DEMONSTRATIONS = {"six": "100-105", "sixty": "100-159"}  # page seeds
@@ -101,13 +102,21 @@ def run_of(bench: learning.Args, seed: int, name: str) -> Run:
     return learning.run_of(bench, f"seed{seed}_{name}")
 
 
-def successes(run: Run) -> dict[str, list[bool]]:
-    """The outcome of every held-out task in a run's last evaluation, by the task's name."""
+def successes(args: Args, run: Run) -> dict[str, list[bool]]:
+    """The outcomes in a run's last evaluation of held-out tasks unlike the demonstrated, by the task's name."""
     last = "after_rl" if learning.outcome(run, "after RL") is not None else "after_sft"
     if not run.trajectory_path(last).exists():
         return {}
+    demonstrated = {prompt for number in DEMONSTRATIONS for prompt in first_prompts(mine(args, number))}
     episodes = run.load_trajectories(last)
-    return {episode.task.id: [bool(episode.success)] for episode in episodes}
+    unlike = [episode for episode in episodes if episode.task.meta["first"] not in demonstrated]
+    return {episode.task.id: [bool(episode.success)] for episode in unlike}
+
+
+def first_prompts(dump: str) -> list[str]:
+    """What the episodes of a dump began with, as the task set tells prompts apart."""
+    episodes = Run(Path(dump).parents[1]).load_trajectories("demos")
+    return [episode.task.meta["first"] for episode in episodes]
 
 
 def kind_of(task: str) -> str:
@@ -128,7 +137,7 @@ def table_of(args: Args, bench: learning.Args) -> Table:
     for name in args.parts:
         table.add_column(name, justify="right")
         for seed in args.seeds:
-            for task, values in successes(run_of(bench, seed, name)).items():
+            for task, values in successes(args, run_of(bench, seed, name)).items():
                 outcomes[name].setdefault(task, []).extend(values)
     rows = {"trained": TRAINED, "solved by the search": SOLVED, "not": UNSOLVED, "never trained": NEVER}
     rows |= {kind: kind for kind in f"{TRAINED},{NEVER}".split(",")}
@@ -142,12 +151,12 @@ def table_of(args: Args, bench: learning.Args) -> Table:
     return table
 
 
-def differences(bench: learning.Args, seed: int, parts: tuple[str, ...]) -> dict[str, Any]:
+def differences(args: Args, bench: learning.Args, seed: int) -> dict[str, Any]:
     """A seed's rates on the sixteen types, and what each run has over the clone, paired by task."""
     row: dict[str, Any] = {}
-    before = of_kinds(successes(run_of(bench, seed, "clone")), TRAINED)
-    for name in parts:
-        outcomes = of_kinds(successes(run_of(bench, seed, name)), TRAINED)
+    before = of_kinds(successes(args, run_of(bench, seed, "clone")), TRAINED)
+    for name in args.parts:
+        outcomes = of_kinds(successes(args, run_of(bench, seed, name)), TRAINED)
         values = sum(outcomes.values(), [])
         if not values:
             continue
@@ -164,7 +173,7 @@ def main() -> None:
     for seed in args.seeds:
         run_parts(args, bench, seed)
     Console(stderr=True, width=140).print(table_of(args, bench))
-    print(json.dumps({seed: differences(bench, seed, args.parts) for seed in args.seeds}))
+    print(json.dumps({seed: differences(args, bench, seed) for seed in args.seeds}))
 
 
 if __name__ == "__main__":
