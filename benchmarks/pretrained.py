@@ -11,9 +11,9 @@ unlike any that is reinforced or demonstrated (the others are left out).
 
 The types were fixed before any reinforcement. A clone of 136 demonstrations of the 49 types that the search
 had solved on seeds 0 to 2 acted on seeds 8000 to 8007 of all 130 types at temperature 1, with prompts of at
-most 512 tokens. Those with 1 to 7 successes of 8 count if at least 10 of seeds 8000 to 8019 begin with a prompt
-that none of seeds 0 to 59 begins with. They come by nearness to 40%, then by name: the first twelve of the
-solved types and the first four of the others are trained, the next two of each never.
+most 512 tokens. Those with 1 to 7 successes of 8 count if at least 10 of seeds 8000 to 8019 begin with a
+prompt that none of seeds 0 to 59 begins with. They come by nearness to 40%, then by name: the first twelve
+of the solved types and the first four of the others are trained, the next two of each never.
 
 Every run is a subprocess in its own folder; one that is there is not repeated, and one of train.py that was
 interrupted goes on. The last line is JSON: success and paired differences by seed.
@@ -103,7 +103,7 @@ def run_of(bench: learning.Args, seed: int, name: str) -> Run:
 
 
 def successes(args: Args, run: Run) -> dict[str, list[bool]]:
-    """The outcomes in a run's last evaluation of held-out tasks unlike the demonstrated, by the task's name."""
+    """The outcomes in a run's last evaluation, by the task's name, of tasks unlike the demonstrated ones."""
     last = "after_rl" if learning.outcome(run, "after RL") is not None else "after_sft"
     if not run.trajectory_path(last).exists():
         return {}
