@@ -97,7 +97,7 @@ def clone_on(args: Args, learned: Run, seed: int) -> Run:
     reinforcement took; how long one takes is told, for it is not known before."""
     updates = learned.config()["sft"]["max_steps"] + updates_of(learned, args.cloning_seconds)
     demos = str(learned.trajectory_path("demos"))
-    return clone(args, f"seed{seed}_cloned", seed, demos, updates)
+    return clone(args, f"seed{seed}_cloned", seed, *cloning(demos, updates))
 
 
 def updates_of(learned: Run, cloning_seconds: float) -> int:
@@ -105,12 +105,17 @@ def updates_of(learned: Run, cloning_seconds: float) -> int:
     return round(sum(row["seconds/total"] for row in learned.metrics()) / cloning_seconds)
 
 
-def clone(args: Args, name: str, seed: int, demos: str, updates: int, *flags: str) -> Run:
-    """Runs sft.py on a dump for so many updates, if it was not run yet."""
+def cloning(demos: str, updates: int) -> list[str]:
+    """Flags that clone a dump for so many updates."""
+    as_long = ["--sft.epochs", str(updates), "--sft.max-steps", str(updates)]
+    return ["--sft.held-back", "0", *as_long, "--sft.demos", demos]
+
+
+def clone(args: Args, name: str, seed: int, *flags: str) -> Run:
+    """Runs sft.py, if it was not run yet."""
     run = run_of(args, name)
     if outcome(run, "after SFT") is None:
-        as_long = ["--sft.held-back", "0", "--sft.epochs", str(updates), "--sft.max-steps", str(updates)]
-        start(args, run, "sft.py", "--seed", str(seed), *flags, *as_long, "--sft.demos", demos)
+        start(args, run, "sft.py", "--seed", str(seed), *flags)
     return run
 
 

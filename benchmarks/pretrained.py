@@ -70,21 +70,24 @@ class Args:
 def run_parts(args: Args, bench: learning.Args, seed: int) -> None:
     """Make a seed's runs, in an order in which each finds what it needs."""
     common = ["--agent.brief", *TASKS, "--eval.episodes", "400"]
+    cloning = learning.cloning(mine(args, "six"), args.cloning_updates)
     clone = run_of(bench, seed, "clone")
     if "clone" in args.parts:
-        learning.clone(bench, f"seed{seed}_clone", seed, mine(args, "six"), args.cloning_updates, *common)
+        learning.clone(bench, f"seed{seed}_clone", seed, *common, *cloning)
     for name, flags in {"rl": [], "permuted": ["--shuffle-rewards"]}.items():
         run = run_of(bench, seed, name)
         if name in args.parts and not run.root.exists():  # it begins with the clone and its evaluation
             shutil.copytree(clone.root, run.root)
         if name in args.parts:
-            learning.train(bench, f"seed{seed}_{name}", seed, *common, *flags)
+            learning.train(bench, f"seed{seed}_{name}", seed, *common, *cloning, *flags)
     updates = learning.updates_of(run_of(bench, seed, "rl"), args.cloning_seconds)
     if "on" in args.parts:
         begun = ["--model.path", str(clone.checkpoint_dir / "sft")]
-        learning.clone(bench, f"seed{seed}_on", seed, mine(args, "six"), updates, *common, *begun)
+        as_long = learning.cloning(mine(args, "six"), updates)
+        learning.clone(bench, f"seed{seed}_on", seed, *common, *begun, *as_long)
     if "tenfold" in args.parts and seed == args.seeds[0]:
-        learning.clone(bench, f"seed{seed}_tenfold", seed, mine(args, "sixty"), updates, *common)
+        as_long = learning.cloning(mine(args, "sixty"), updates)
+        learning.clone(bench, f"seed{seed}_tenfold", seed, *common, *as_long)
 
 
 def mine(args: Args, number: str) -> str:
