@@ -61,8 +61,8 @@ class Args:
     """Further flags for every run, separated by blanks."""
     parts: tuple[str, ...] = ("clone", "rl", "permuted", "on", "tenfold")
     """Which of them to run; the table shows what is there."""
-    cloning_updates: int = 28
-    """Of the clone: six demonstrations of twelve types four times."""
+    cloning_updates: int = 60
+    """Of the clone: six demonstrations of twelve types nine times."""
     cloning_seconds: float = 8.0
     """How long an update of cloning takes: the clone's progress shows it."""
 

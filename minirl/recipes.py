@@ -113,9 +113,9 @@ def smollm2() -> Config:
         rollout=RolloutConfig(groups=8, max_steps=(6,)),
         reward=RewardConfig(after="any", format_error=0.0),
         loss=LossConfig(weighting="webagent-r1", std_eps=1e-4),
-        optim=OptimConfig(lr=1e-4, weight_decay=0.0),
+        optim=OptimConfig(lr=3e-5, weight_decay=0.0),
         batch=BatchConfig(epochs=1, minibatch_turns=32, micro_tokens=4096),
-        sft=SftConfig(lr=1e-4, epochs=2, batch=16, weight_decay=0.0),
+        sft=SftConfig(lr=3e-4, epochs=2, batch=16, weight_decay=0.0),
         eval=EvalConfig(max_steps=6, temperature=0.0, response_tokens=48),
     )
 
