@@ -7,7 +7,8 @@ those twelve and four for which the search finds nothing; once more with the rew
 group, which keeps everything but the information; and cloned on for as many updates as take its time.
 The first seed also clones ten times as many mined demonstrations, for as long. Every agent is asked about the
 same held-out pages of the sixteen types and of four that no phase trains on: pages whose first prompt is
-unlike any that is reinforced or demonstrated (the others are left out).
+unlike any that is reinforced or demonstrated (the task set leaves out a page that repeats a reinforced one,
+and sft.py a demonstration that repeats a page).
 
 The types were fixed before any reinforcement. A clone of 136 demonstrations of the 49 types that the search
 had solved on seeds 0 to 2 acted on seeds 8000 to 8007 of all 130 types at temperature 1, with prompts of at
@@ -105,21 +106,13 @@ def run_of(bench: learning.Args, seed: int, name: str) -> Run:
     return learning.run_of(bench, f"seed{seed}_{name}")
 
 
-def successes(args: Args, run: Run) -> dict[str, list[bool]]:
-    """The outcomes in a run's last evaluation, by the task's name, of tasks unlike the demonstrated ones."""
+def successes(run: Run) -> dict[str, list[bool]]:
+    """The outcome of every held-out task in a run's last evaluation, by the task's name."""
     last = "after_rl" if learning.outcome(run, "after RL") is not None else "after_sft"
     if not run.trajectory_path(last).exists():
         return {}
-    demonstrated = {prompt for number in DEMONSTRATIONS for prompt in first_prompts(mine(args, number))}
     episodes = run.load_trajectories(last)
-    unlike = [episode for episode in episodes if episode.task.meta["first"] not in demonstrated]
-    return {episode.task.id: [bool(episode.success)] for episode in unlike}
-
-
-def first_prompts(dump: str) -> list[str]:
-    """What the episodes of a dump began with, as the task set tells prompts apart."""
-    episodes = Run(Path(dump).parents[1]).load_trajectories("demos")
-    return [episode.task.meta["first"] for episode in episodes]
+    return {episode.task.id: [bool(episode.success)] for episode in episodes}
 
 
 def kind_of(task: str) -> str:
@@ -140,7 +133,7 @@ def table_of(args: Args, bench: learning.Args) -> Table:
     for name in args.parts:
         table.add_column(name, justify="right")
         for seed in args.seeds:
-            for task, values in successes(args, run_of(bench, seed, name)).items():
+            for task, values in successes(run_of(bench, seed, name)).items():
                 outcomes[name].setdefault(task, []).extend(values)
     rows = {"trained": TRAINED, "solved by the search": SOLVED, "not": UNSOLVED, "never trained": NEVER}
     rows |= {kind: kind for kind in f"{TRAINED},{NEVER}".split(",")}
@@ -154,12 +147,12 @@ def table_of(args: Args, bench: learning.Args) -> Table:
     return table
 
 
-def differences(args: Args, bench: learning.Args, seed: int) -> dict[str, Any]:
+def differences(bench: learning.Args, seed: int, parts: tuple[str, ...]) -> dict[str, Any]:
     """A seed's rates on the sixteen types, and what each run has over the clone, paired by task."""
     row: dict[str, Any] = {}
-    before = of_kinds(successes(args, run_of(bench, seed, "clone")), TRAINED)
-    for name in args.parts:
-        outcomes = of_kinds(successes(args, run_of(bench, seed, name)), TRAINED)
+    before = of_kinds(successes(run_of(bench, seed, "clone")), TRAINED)
+    for name in parts:
+        outcomes = of_kinds(successes(run_of(bench, seed, name)), TRAINED)
         values = sum(outcomes.values(), [])
         if not values:
             continue
@@ -176,7 +169,7 @@ def main() -> None:
     for seed in args.seeds:
         run_parts(args, bench, seed)
     Console(stderr=True, width=140).print(table_of(args, bench))
-    print(json.dumps({seed: differences(args, bench, seed) for seed in args.seeds}))
+    print(json.dumps({seed: differences(bench, seed, args.parts) for seed in args.seeds}))
 
 
 if __name__ == "__main__":
