@@ -165,7 +165,7 @@ def test_the_page_for_one_gpu_says_what_is_planned():
     lines = page.replace("\\\n", " ").splitlines()
     lines = [line for line in lines if line.startswith("python train.py")]
     table = [
-        [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line
+        [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:1] == "|"
     ]
     assert len(lines) == 6 == len(table[0]) - 1
     for column, line in enumerate(lines, start=1):
