@@ -164,9 +164,8 @@ def test_the_page_for_one_gpu_says_what_is_planned():
     page = (Path(__file__).parents[2] / "docs/one_gpu.md").read_text()
     lines = page.replace("\\\n", " ").splitlines()
     lines = [line for line in lines if line.startswith("python train.py")]
-    table = [
-        [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:1] == "|"
-    ]
+    rows = [line for line in page.splitlines() if line.startswith("|")]  # the table of ranks is indented
+    table = [[cell.strip(" *") for cell in row.split("|")[1:-1]] for row in rows]
     assert len(lines) == 6 == len(table[0]) - 1
     for column, line in enumerate(lines, start=1):
         title, *cells = [row[column] for row in table if "---" not in row[1]]
