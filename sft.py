@@ -33,7 +33,8 @@ from minirl.trainer import cloning_batches
 
 async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     """Evaluate the model as it is, briefly, clone the demonstrations and save the checkpoint `sft`."""
-    config, trainer = experiment.config, experiment.trainer
+    config = experiment.config
+    trainer = experiment.trainer
     tasks = experiment.tasks.heldout[: config.eval.interim_episodes]
     await evaluate(experiment, worker, tasks, "before", 0)
 

@@ -38,7 +38,8 @@ from sft import warm_start
 
 async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: State) -> None:
     """Run the algorithm; a resumed run begins after `state["step"]` steps."""
-    config, trainer = experiment.config, experiment.trainer
+    config = experiment.config
+    trainer = experiment.trainer
     stream = TaskStream(experiment.tasks.train, config.seed)
     ahead: Collected | None = None
 
@@ -49,7 +50,8 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
     while state["step"] < config.steps:
         if isinstance(worker, RolloutWorker):
             await evaluate_if_due(experiment, worker, state)
-        step, started = state["step"], time.monotonic()
+        step = state["step"]
+        started = time.monotonic()
 
         # 1. Collect: G episodes for each task of the stream, until enough groups teach something.
         collected: Collected = ahead or await collect(state["cursor"], step)

@@ -137,7 +137,8 @@ def table_of(args: Args, cells: list[Cell]) -> Table:
 def main() -> None:
     args = tyro.cli(Args)
     cells = [cell for cell in CELLS if args.only.lower() in f"{cell.part}, {cell.name}".lower()]
-    started, longest = time.monotonic(), 0.0
+    started = time.monotonic()
+    longest = 0.0
     for cell in cells if not args.list else []:
         for seed in cell.seeds:
             begun = time.monotonic()

@@ -39,7 +39,8 @@ from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.types import Call
 
-WIDTH, HEIGHT = 1280, 720
+WIDTH = 1280
+HEIGHT = 720
 PEER = "browsergym-core==0.14.3"
 CONFIG = BrowserConfig(width=WIDTH, height=HEIGHT, episodes=8, private=True)
 # a button that writes, one that adds a row, a place where nothing is, a link
@@ -105,14 +106,16 @@ async def raw(session: Session, point: tuple[int, int]) -> None:
 
 async def rate(pool: BrowserPool, url: str, step: Step, episodes: int, seconds: float) -> float:
     """Return the steps per second of so many episodes at once."""
-    ready, start = asyncio.Barrier(episodes), 0.0
+    ready = asyncio.Barrier(episodes)
+    start = 0.0
 
     async def episode() -> int:
         nonlocal start
         async with pool.session() as session:
             await session.start(url)
             await ready.wait()
-            start, steps = start or time.perf_counter(), 0
+            start = start or time.perf_counter()
+            steps = 0
             while time.perf_counter() - start < seconds:
                 await step(session, POINTS[steps % len(POINTS)])
                 steps += 1
@@ -124,7 +127,8 @@ async def rate(pool: BrowserPool, url: str, step: Step, episodes: int, seconds: 
 
 def peer_rate(python: Path, url: str, episodes: int, seconds: float, *delays: str) -> float:
     """Return BrowserGym's steps per second, in so many processes."""
-    worker, folder = Path(__file__).with_name("browsergym_worker.py"), python.parents[1] / "browsers"
+    worker = Path(__file__).with_name("browsergym_worker.py")
+    folder = python.parents[1] / "browsers"
     page = [url, str(seconds), json.dumps(POINTS)]
     command = [python, worker, *page, executable.executable(), folder, *delays]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -135,11 +139,11 @@ def peer_rate(python: Path, url: str, episodes: int, seconds: float, *delays: st
         for child in children:
             child.stdin.write("\n")
             child.stdin.flush()
-        told = [json.loads(child.stdout.readline()) for child in children]
+        answers = [json.loads(child.stdout.readline()) for child in children]
     finally:
         for child in children:
             child.communicate(timeout=60)
-    return sum(each["steps"] / each["seconds"] for each in told)
+    return sum(each["steps"] / each["seconds"] for each in answers)
 
 
 def peer_python(folder: Path) -> Path:
@@ -153,7 +157,8 @@ def peer_python(folder: Path) -> Path:
 
 
 def main(args: Args) -> None:
-    python, found = peer_python(args.peer), {}
+    python = peer_python(args.peer)
+    rates = {}
 
     async def both(url: str, episodes: int) -> tuple[float, float]:
         async with BrowserPool(CONFIG) as pool:
@@ -168,8 +173,8 @@ def main(args: Args) -> None:
                 row = {"ours": mine, "raw": playwright, "browsergym": peer, "browsergym_undelayed": undelayed}
                 print({name: round(value, 2) for name, value in row.items()}, f"at {episodes}", flush=True)
                 for name, value in row.items():
-                    found.setdefault(f"{name}_{episodes}", []).append(value)
-    print(json.dumps({name: round(median(values), 2) for name, values in found.items()}))
+                    rates.setdefault(f"{name}_{episodes}", []).append(value)
+    print(json.dumps({name: round(median(values), 2) for name, values in rates.items()}))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def main() -> None:
     env.reset()
     print("ready", flush=True)
     sys.stdin.readline()
-    steps, start, places = 0, time.perf_counter(), json.loads(points)
+    steps = 0
+    start = time.perf_counter()
+    places = json.loads(points)
     while (now := time.perf_counter()) - start < float(seconds):
         x, y = places[steps % len(places)]
         observation, *_ = env.step(f"mouse_click({x}, {y})")

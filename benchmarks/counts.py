@@ -88,7 +88,9 @@ class Level:
 
 def with_browsers(work: Callable[[], Result]) -> tuple[Result, float]:
     """Work; return the result, and the seconds of this process and of all below it, which end meanwhile."""
-    before, seen, ended = threads_of(os.getpid()), dict[tuple[str, int], float](), threading.Event()
+    before = threads_of(os.getpid())
+    seen = dict[tuple[str, int], float]()
+    ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.2):
@@ -111,7 +113,8 @@ def table(head: str, rows: list[list[object]]) -> None:
 
 
 def main() -> None:
-    args, levels = tyro.cli(Args), defaultdict[str, Level](Level)
+    args = tyro.cli(Args)
+    levels = defaultdict[str, Level](Level)
     for place in plan(args.sites):
         levels[place["level"]].make(place)
     total = Level()
@@ -129,7 +132,8 @@ def main() -> None:
     graphs = [explore(symbolic(fsm)) for fsm in machines]
     more = "" if all(graph.is_complete for graph in graphs) else "more than "
     states = f"{more}{sum(len(graph.nodes) for graph in graphs)}"
-    pages, actions = sum(len(fsm.pages) for fsm in machines), sum(len(fsm.actions) for fsm in machines)
+    pages = sum(len(fsm.pages) for fsm in machines)
+    actions = sum(len(fsm.actions) for fsm in machines)
     kept = [one for one in total.replays if not one.reason]
     share = len(kept) / len(total.replays)
     steps = mean(len(one.records) - 1 for one in kept)  # the last is the answer
@@ -146,8 +150,8 @@ def main() -> None:
     spent = {stage: total.seconds[stage] / len(kept) for stage in PAPER}
     rows = list[list[object]]()
     for stage, (who, there) in PAPER.items():
-        own = [f"{spent[stage]:.3f}", dollars(spent[stage])]
-        rows.append([stage, *own, who, f"${there / TRAJECTORIES:.4f}" if there else ""])
+        ours = [f"{spent[stage]:.3f}", dollars(spent[stage])]
+        rows.append([stage, *ours, who, f"${there / TRAJECTORIES:.4f}" if there else ""])
     table("a trajectory's, seconds, dollars, there, dollars there", rows)
     table(
         f"level, sites, trajectories, {', '.join(PAPER)}, all seconds, dollars",

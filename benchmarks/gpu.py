@@ -29,7 +29,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-TOTAL, MODEL_BYTES = 570.0, 12 << 30  # seconds of all stages; room that the model needs
+TOTAL = 570.0  # seconds of all stages
+MODEL_BYTES = 12 << 30  # room that the model needs
 SECONDS = {"ceilings": 30, "model": 60, "loss": 40, "attention": 70, "trainer": 240}
 VLLM = {"sampler": 300, "throughput": 420, "step": 240}  # an engine's cold start alone takes up to 150
 STDERR_LINES = 30  # that a stage which failed leaves in its line
@@ -98,16 +99,16 @@ def start(name: str, folder: Path, args: Args, seconds: float) -> dict[str, Any]
         options = {"env": os.environ | hidden, "text": True, "start_new_session": True}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **options)
         try:
-            said, _ = process.communicate(timeout=seconds)
+            output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
-            said, _ = process.communicate()
+            output, _ = process.communicate()
             problem = f"took longer than {seconds:.0f} s"
         else:
             problem = f"exit status {process.returncode}"
         errors.seek(0)
         stderr = errors.read().strip().splitlines()
-    figures = [line for line in said.splitlines() if line.startswith("{")]
+    figures = [line for line in output.splitlines() if line.startswith("{")]
     if process.returncode or not figures:
         last = (stderr or ["no word"])[-1]
         return {"error": f"{problem}: {last}", "stderr": stderr[-STDERR_LINES:]}
@@ -142,7 +143,8 @@ def home() -> str | None:
 
 def main(argv: list[str] | None = None) -> int:
     args = tyro.cli(Args, args=argv)
-    began, bad = time.monotonic(), False
+    began = time.monotonic()
+    bad = False
     with tempfile.TemporaryDirectory(dir=home()) as folder:
         for number, name in enumerate(STAGES):
             if args.only and name not in args.only:

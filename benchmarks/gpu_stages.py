@@ -46,7 +46,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from examples.base_models import checkpoints as tiny  # noqa: E402
 
-GB, CPU = 1e9, torch.device("cpu")
+GB = 1e9
+CPU = torch.device("cpu")
 QWEN = ROOT / "tests/data/qwen3_vl_4b/config.json"
 HYBRID = MODELS / "Qwen3.5-4B" / "config.json"
 HYBRID_ROPE = {
@@ -112,7 +113,8 @@ class Here:
 
 
 def ceilings(here: Here) -> Figures:
-    n, dtype = here.size(8192, 256), torch.bfloat16
+    n = here.size(8192, 256)
+    dtype = torch.bfloat16
     a, b = (torch.randn(n, n, device=here.device, dtype=dtype) for _ in range(2))
     source = torch.empty(here.size(4 << 30, 1 << 20), dtype=torch.uint8, device=here.device)
     target = torch.empty_like(source)
@@ -141,10 +143,8 @@ def model(here: Here) -> Figures:
         layers = 4 if here.hybrid else 2
         tiny.build(here.model, texts, seed=0, hidden=64, layers=layers, kind=kind)
         return {"layers": layers}
-    words, sizes = (
-        tiny.build_tokenizer(texts, kind),
-        json.loads((HYBRID if here.hybrid else QWEN).read_text()),
-    )
+    words = tiny.build_tokenizer(texts, kind)
+    sizes = json.loads((HYBRID if here.hybrid else QWEN).read_text())
     parts = json.loads(words.backend_tokenizer.to_str())
     parts["model"]["vocab"] |= {f"unused-{n}": n for n in range(len(words), 151_669)}
     full = Tokenizer.from_str(json.dumps(parts))
@@ -185,7 +185,8 @@ def loss(here: Here) -> Figures:
     hidden = torch.randn(N, H, device=here.device, dtype=dtype, requires_grad=True)
     weight = (0.06 * torch.randn(V, H, device=here.device, dtype=dtype)).detach().requires_grad_()
     targets = torch.randint(V, (N,), device=here.device)
-    bias, out = torch.zeros(V, device=here.device, dtype=dtype), {}
+    bias = torch.zeros(V, device=here.device, dtype=dtype)
+    out = {}
 
     def plain(h: Tensor) -> Tensor:
         return (h @ weight.T).float().log_softmax(-1).gather(-1, targets[: len(h), None])[:, 0]
@@ -279,14 +280,18 @@ def shown(preprocessor: Preprocessor, png: bytes) -> tuple[int, ...]:
 
 def trajectories(here: Here, trainer: Trainer, turns: int, count: int = 1) -> list[TrajectoryRows]:
     """Random trajectories with a screenshot in each turn, which the trainer's images get."""
-    rng, each, prep = np.random.default_rng(0), LENGTHS.divided(here.size(1, 40)), trainer.preprocessor
+    rng = np.random.default_rng(0)
+    each = LENGTHS.divided(here.size(1, 40))
+    prep = trainer.preprocessor
     out = []
     for number in range(count):
-        rows, prefix = [], words(prep, rng, each.system)
+        rows = []
+        prefix = words(prep, rng, each.system)
         for t in range(turns):
             name = f"{number}-{t}"
             png = trainer.images.setdefault(name, screenshot(here, 100 * number + t))
-            prompt, response = prefix + shown(prep, png), words(prep, rng, each.response)
+            prompt = prefix + shown(prep, png)
+            response = words(prep, rng, each.response)
             numbers = ((-3.0,) * len(response), (-1.0) ** number, len(prefix), (1.0,) * len(response))
             rows.append(Row(prompt + response, len(prompt), (name,), *numbers))
             prefix += response + words(prep, rng, each.feedback)
@@ -320,7 +325,8 @@ def open_trainer(here: Here) -> Iterator[tuple[Trainer, Ranks]]:
 def row_flops(trainer: Trainer, rows: Sequence[Row]) -> float:
     """Operations forward and backward in the trainer's layout, the vision tower's included, attention to
     patches and what checkpointing computes again left out."""
-    text, total = trainer.policy.model.config.get_text_config(), 0
+    text = trainer.policy.model.config.get_text_config()
+    total = 0
     kind = HybridDims if is_hybrid(trainer.policy.model) else Dims
     dims = kind(**{field.name: getattr(text, field.name) for field in fields(kind)})
     tower = sum(weight.numel() for weight in trainer.policy.model.model.visual.parameters())
@@ -332,20 +338,21 @@ def row_flops(trainer: Trainer, rows: Sequence[Row]) -> float:
 
 def layouts(here: Here, trainer: Trainer, rows: list[Row]) -> Figures:
     """The same turns as a tree and one by one: time, share of the measured peak, log-probs and gradients."""
-    out, found = {}, {}
+    out = {}
+    results = {}
     named = dict(trainer.policy.model.named_parameters())
 
     def note(*_: Any) -> None:
         parts = [full_tensor(w.grad).flatten()[::64].float() for w in named.values() if w.grad is not None]
-        found["gradient"] = torch.cat(parts)
+        results["gradient"] = torch.cat(parts)
 
     hook = trainer.optimizer.register_step_pre_hook(note)
     for layout in ("tree", "per-turn"):
         trainer.config = replace(trainer.config, batch=replace(trainer.config.batch, layout=layout))
-        found[layout] = torch.tensor([x for row in trainer._score(trainer.policy, rows) for x in row])
+        results[layout] = torch.tensor([x for row in trainer._score(trainer.policy, rows) for x in row])
         here.peak_gb()
         took = here.seconds(lambda: trainer.sft_step(rows, lr=0.0), 1, warm=int(layout == "tree"))
-        found[layout, "gradient"] = found.pop("gradient")
+        results[layout, "gradient"] = results.pop("gradient")
         rate = row_flops(trainer, rows) / took / 1e12
         peak = here.earlier("ceilings", "tflops")
         values = {"s": took, "tokens_s": sum(len(row.ids) for row in rows) / took, "peak_gb": here.peak_gb()}
@@ -353,8 +360,8 @@ def layouts(here: Here, trainer: Trainer, rows: list[Row]) -> Figures:
         out |= {f"{layout.replace('-', '_')}_{k}": round(v, 4) for k, v in values.items()}
     hook.remove()
     trainer.config = replace(trainer.config, batch=replace(trainer.config.batch, layout="tree"))
-    gaps = (found["tree"] - found["per-turn"]).abs()
-    both = found["tree", "gradient"], found["per-turn", "gradient"]
+    gaps = (results["tree"] - results["per-turn"]).abs()
+    both = results["tree", "gradient"], results["per-turn", "gradient"]
     cosine = torch.nn.functional.cosine_similarity(*(x.double() for x in both), dim=0)
     return out | {"gap_mean": gaps.mean().item(), "gap_max": gaps.max().item(), "cosine": cosine.item()}
 
@@ -362,8 +369,8 @@ def layouts(here: Here, trainer: Trainer, rows: list[Row]) -> Figures:
 def trainer(here: Here) -> Figures:
     """Both layouts, then an update of two trajectories as in a step."""
     with open_trainer(here) as (trainer, _):
-        (own,) = trajectories(here, trainer, here.size(30, 3))
-        out = layouts(here, trainer, list(own.rows))
+        (trajectory,) = trajectories(here, trainer, here.size(30, 3))
+        out = layouts(here, trainer, list(trajectory.rows))
         two = trajectories(here, trainer, here.size(30, 3), count=2)
         rows = [row for trajectory in two for row in trajectory.rows]
         share = trainer._share(rows)

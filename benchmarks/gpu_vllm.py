@@ -41,7 +41,8 @@ from minirl.types import Prompt, Request, Sample, Sampling
 
 def asked(here: Here, preprocessor: Preprocessor, how: Sampling) -> list[Request]:
     """64 prompts, half of them with a screenshot."""
-    rng, out = np.random.default_rng(1), []
+    rng = np.random.default_rng(1)
+    out = []
     for n in range(here.size(64, 8)):
         images = (screenshot(here, n),) if n % 2 else ()
         ids = words(preprocessor, rng, here.size(200, 20))
@@ -59,11 +60,12 @@ async def answered(sampler: VllmSampler, requests: list[Request]) -> list[Sample
 def gap(trainer: Trainer, requests: list[Request], samples: list[Sample]) -> tuple[Tensor, list[Row]]:
     """The sampler's log-probs minus the trainer's, and the rows."""
     rows = []
-    for request, said in zip(requests, samples, strict=True):
+    for request, sample in zip(requests, samples, strict=True):
         names = tuple(f"asked-{request.seed}" for _ in request.prompt.images)
         trainer.images.update(zip(names, request.prompt.images, strict=True))
-        ids, ones = request.prompt.ids, (1.0,) * len(said.ids)
-        rows.append(Row(ids + said.ids, len(ids), names, said.logprobs, 1.0, 0, ones))
+        ids = request.prompt.ids
+        ones = (1.0,) * len(sample.ids)
+        rows.append(Row(ids + sample.ids, len(ids), names, sample.logprobs, 1.0, 0, ones))
     scores = trainer._score(trainer.policy, rows)
     pairs = [(a, b) for row, new in zip(rows, scores, strict=True) for a, b in zip(row.old, new, strict=True)]
     return torch.tensor([a - b for a, b in pairs]), rows
@@ -101,7 +103,8 @@ def sampler(here: Here) -> Figures:
         out |= {"gap_mean": size.mean(), "gap_p50": size.quantile(0.5), "gap_p99": size.quantile(0.99)}
         out |= {"gap_max": size.max(), "bias": off.mean()}
         again = asyncio.run(answered(sampler, requests))
-        cached, of = sum(s.cached for s in again), sum(len(r.prompt.ids) for r in requests)
+        cached = sum(s.cached for s in again)
+        of = sum(len(r.prompt.ids) for r in requests)
         sampler.sleep()  # an update beside a waking engine is more than a GPU of 80 GB holds
         trainer.sft_step(rows, lr=1e-2 if here.small else 1e-4)
         out["stale_mean"] = gap(trainer, requests, again)[0].abs().mean()
@@ -127,21 +130,25 @@ def sampler(here: Here) -> Figures:
 def rate(here: Here, kind: str) -> Figures:
     """Tokens per second of 64 scripted episodes in step with `LLM.generate`, or each at its own pace with
     VllmSampler; the second of two runs."""
-    config, turns, tokens = trainer_config(here), here.size(5, 2), here.size(128, 8)
+    config = trainer_config(here)
+    turns = here.size(5, 2)
+    tokens = here.size(128, 8)
     bench.PAGES[:] = [screenshot(here, n) for n in range(16)]
     bench.EPISODES = here.size(64, 8)
     with open_ranks() as ranks:
         prep = replace(load_preprocessor(config.model), end=())
         if kind == "ours":
             sampler = VllmSampler(config, prep, ranks)
-            engine, close = sampler.engine, sampler.close
+            engine = sampler.engine
+            close = sampler.close
             work = lambda: asyncio.run(bench.episodes(sampler, turns, tokens, True))  # noqa: E731
         else:
             with engine_environment(ranks):
                 from vllm import LLM
 
                 llm = LLM(**engine_settings(config, prep, ranks))
-            engine, close = llm.llm_engine, int
+            engine = llm.llm_engine
+            close = int
             given = SimpleNamespace(turns=turns, tokens=tokens), SimpleNamespace(preprocessor=prep)
             work = lambda: bench.waves(llm, given[1], given[0], True)  # noqa: E731
         times = []
@@ -156,12 +163,12 @@ def rate(here: Here, kind: str) -> Figures:
 
 def throughput(here: Here) -> Figures:
     """Each engine in a process of its own: vLLM can put one to sleep, and that one only, in a process."""
-    found = {}
+    rates = {}
     for kind in ("ours", "llm"):
         command = [sys.executable, __file__, kind, *sys.argv[2:]]
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-        found[f"{kind}_tokens_s"] = round(json.loads(lines[-1])["tokens_s"], 1)
-    return found | {"ratio": round(found["ours_tokens_s"] / found["llm_tokens_s"], 3)}
+        rates[f"{kind}_tokens_s"] = round(json.loads(lines[-1])["tokens_s"], 1)
+    return rates | {"ratio": round(rates["ours_tokens_s"] / rates["llm_tokens_s"], 3)}
 
 
 def step(here: Here) -> Figures:

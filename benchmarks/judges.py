@@ -103,20 +103,21 @@ async def other_screenshots(args: Args, checkpoint: Path, asked: str) -> dict[st
     config = replace(tiny_judge(), judge=replace(tiny_judge().judge, path=str(checkpoint)))
     with open_ranks() as ranks:
         async with open_judge(config, ranks, run.images) as ask:
-            own = await ask_all(ask, episodes)
+            verdicts = await ask_all(ask, episodes)
             swapped = await ask_all(ask, exchanged(episodes))
-    said = [(a.success, b.success) for a, b in zip(own, swapped, strict=True)]
-    right = sum(b == is_success(e) for e, (_, b) in zip(episodes, said, strict=True))
-    stay = [a == b for a, b in said if a is not None]
+    pairs = [(a.success, b.success) for a, b in zip(verdicts, swapped, strict=True)]
+    right = sum(b == is_success(e) for e, (_, b) in zip(episodes, pairs, strict=True))
+    stay = [a == b for a, b in pairs if a is not None]
     return {
         "as before with another screenshot": f"{sum(stay)} of {len(stay)}",
-        "right with another screenshot": f"{right} of {len(said)}",
+        "right with another screenshot": f"{right} of {len(pairs)}",
     }
 
 
 def exchanged(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     """The same with the newest screenshot of another episode, where that has one."""
-    half, out = len(episodes) // 2, []
+    half = len(episodes) // 2
+    out = []
     for episode, other in zip(episodes, [*episodes[half:], *episodes[:half]], strict=True):
         names = newest_screenshots(other, 1)
         if names:

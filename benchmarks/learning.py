@@ -62,8 +62,8 @@ class Args:
 
 def outcome(run: Run, label: str) -> float | None:
     """The success rate recorded under a label, or None if that evaluation has not been made."""
-    found = [row["success"] for row in run.evals() if row["label"] == label]
-    return found[-1] if found else None
+    rates = [row["success"] for row in run.evals() if row["label"] == label]
+    return rates[-1] if rates else None
 
 
 def train(args: Args, name: str, seed: int, *flags: str) -> Run:
@@ -172,7 +172,11 @@ def episodes(run: Run) -> int:
 
 def main() -> None:
     args = tyro.cli(Args)
-    sft, rl, control, cloned, speed = [], [], [], [], machine()
+    sft = []
+    rl = []
+    control = []
+    cloned = []
+    speed = machine()
     runs: list[Run] = []
     for seed in args.seeds:
         learned = train(args, f"seed{seed}", seed)
@@ -194,11 +198,13 @@ def main() -> None:
         result |= {"control": control, "control_gain": gain(sft, control)}
         result |= {"cloned": cloned, "cloned_gain": gain(sft, cloned)}
     if args.baselines:
-        seed, start = args.seeds[0], start_of(runs[0])
+        seed = args.seeds[0]
+        start = start_of(runs[0])
         result["episodes"] = {"rl": episodes(runs[0])}
         for method, flags in baselines(runs[0]).items():
             run = train(args, f"seed{seed}_{method}", seed, *start, *flags)
-            result[method], result["episodes"][method] = outcome(run, "after RL"), episodes(run)
+            result[method] = outcome(run, "after RL")
+            result["episodes"][method] = episodes(run)
     print(json.dumps(result))
 
 

@@ -42,9 +42,11 @@ def fresh(function: Callable[..., Result], *args: object, keep: bool = False) ->
 def cost(work: Callable[[], Result], repeats: int = 1, enough: float = 0.0) -> tuple[Cost, Result]:
     """Does the work up to `repeats` times, until that has taken `enough` seconds."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is held now
-    before, times = memory_mb("VmHWM"), []
+    before = memory_mb("VmHWM")
+    times = []
     for _ in range(repeats):
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         result = work()
         times.append((time.process_time() - cpu, time.perf_counter() - wall))
         if sum(seconds for seconds, _ in times) >= enough:

@@ -52,7 +52,7 @@ def single_turns(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) 
 def count(steps: Iterable[Sequence[TrajectoryRows]], turns: int, budget: int, pad: int) -> dict[str, float]:
     """Return what an epoch over each step takes with both kinds of minibatches."""
     steps = list(steps)
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for name, cut in (("whole", minibatches), ("single", single_turns)):
         updates = rows_trained = tokens = 0
         for seed, trajectories in enumerate(steps):
@@ -62,18 +62,18 @@ def count(steps: Iterable[Sequence[TrajectoryRows]], turns: int, budget: int, pa
                 rows_trained += len(rows)
                 tokens += sum(part.tokens for part in micro_batches(rows, budget, pad, budget))
         per_turn = round(tokens / rows_trained, 1)
-        found |= {f"{name}_updates": updates, f"{name}_turns": rows_trained, f"{name}_tokens": per_turn}
-    found["ratio"] = round(found["single_tokens"] / found["whole_tokens"], 2)
-    return found
+        results |= {f"{name}_updates": updates, f"{name}_turns": rows_trained, f"{name}_tokens": per_turn}
+    results["ratio"] = round(results["single_tokens"] / results["whole_tokens"], 2)
+    return results
 
 
 def main(args: Args) -> None:
-    found = {}
+    results = {}
     budget = RECIPES["openwebrl_4b"]().batch.micro_tokens // SCALE
     for turns in args.turns:
         rows = trajectory_rows(Lengths().divided(SCALE), turns, args.groups * GROUP)
         step = [TrajectoryRows(n // turns, rows[n : n + turns]) for n in range(0, len(rows), turns)]
-        found[f"{turns} turns"] = count([step], args.minibatch, budget, NO_PAD)
+        results[f"{turns} turns"] = count([step], args.minibatch, budget, NO_PAD)
     if args.run:
         run = Run(args.run)
         config = RECIPES[run.config()["recipe"]]()
@@ -82,12 +82,12 @@ def main(args: Args) -> None:
         for label in run.step_labels():
             groups = assign_advantages(run.load_groups(label), LossConfig())
             steps.append(make_rows(groups, LossConfig()))
-        found[str(args.run)] = count(
+        results[str(args.run)] = count(
             steps, config.batch.minibatch_turns, config.batch.micro_tokens, preprocessor.pad
         )
-    for name, numbers in found.items():
+    for name, numbers in results.items():
         print(name, *(f"{key} {value}" for key, value in numbers.items()))
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,9 @@ class Scripted:
     """An episode without a browser: what the pages show and say follows from numbers."""
 
     def __init__(self, preprocessor: Preprocessor, n: int, shows: bool):
-        self.n, self.shows, self.t = n, shows, 0
+        self.n = n
+        self.shows = shows
+        self.t = 0
         task = f"Order {n} red mugs and a plate, and then look for a blue kettle."
         config = AgentConfig(brief=True)
         self.context = Context(preprocessor, OpenWebRLAgent(config), config, task)
@@ -109,7 +111,8 @@ async def episodes(
     """All episodes at once, each at its own pace."""
 
     async def one(n: int) -> list[tuple[Prompt, Sample]]:
-        episode, out = Scripted(sampler.preprocessor, n, shows), []
+        episode = Scripted(sampler.preprocessor, n, shows)
+        out = []
         for t in range(turns):
             prompt = episode.prompt()
             sample = await sampler.generate(request(prompt, n, t, tokens))
@@ -130,17 +133,17 @@ def as_vllm_takes_it(prompt: Prompt, pad: int) -> dict:
 def waves(llm: LLM, sampler: VllmSampler, args: Args, shows: bool) -> list[list[tuple[int, ...]]]:
     """All episodes in step; the ids of every episode's responses."""
     running = [Scripted(sampler.preprocessor, n, shows) for n in range(EPISODES)]
-    said: list[list[tuple[int, ...]]] = [[] for _ in running]
+    responses: list[list[tuple[int, ...]]] = [[] for _ in running]
     for t in range(args.turns):
         asked = [request(episode.prompt(), n, t, args.tokens) for n, episode in enumerate(running)]
         prompts = [as_vllm_takes_it(r.prompt, sampler.preprocessor.pad) for r in asked]
         outputs = llm.generate(
             prompts, [sampling_params(r, sampler.preprocessor) for r in asked], use_tqdm=False
         )
-        for episode, ids, output in zip(running, said, outputs, strict=True):
+        for episode, ids, output in zip(running, responses, outputs, strict=True):
             ids.append(tuple(output.outputs[0].token_ids))
             episode.respond(Sample(ids[-1], (), "length"))
-    return said
+    return responses
 
 
 def measure(sampler: VllmSampler, llm: LLM, args: Args, shows: bool) -> float:
@@ -174,14 +177,14 @@ def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 def hits(sampler: VllmSampler, args: Args) -> float:
     sampler.engine.reset_prefix_cache()
-    found = possible = 0
+    cached = possible = 0
     for episode in asyncio.run(episodes(sampler, args.long, args.tokens, shows=True)):
-        for (before, said), (prompt, sample) in zip(episode, episode[1:], strict=False):
+        for (before, response), (prompt, sample) in zip(episode, episode[1:], strict=False):
             block = CPU_BLOCK
-            possible += common(prompt.ids[:-1], before.ids + said.ids) // block * block
-            found += sample.cached
-    print(f"{found} of {possible} tokens that prompts share with the one before", file=sys.stderr)
-    return found / possible
+            possible += common(prompt.ids[:-1], before.ids + response.ids) // block * block
+            cached += sample.cached
+    print(f"{cached} of {possible} tokens that prompts share with the one before", file=sys.stderr)
+    return cached / possible
 
 
 def syncs(folder: Path, ranks: Ranks, args: Args) -> float:
@@ -227,14 +230,14 @@ def main() -> None:
 
             llm = LLM(**engine_settings(config, preprocessor, ranks))
         text, images = (measure(sampler, llm, args, shows) for shows in (False, True))
-        found = hits(sampler, args)
+        hit_ratio = hits(sampler, args)
         sampler.close()
         sync = syncs(Path(folder) / "large", ranks, args)
     print(
         json.dumps(
             {
                 "throughput_ratio": round(text, 3),
-                "prefix_hit_ratio": round(found, 3),
+                "prefix_hit_ratio": round(hit_ratio, 3),
                 "sync_ratio": round(sync, 3),
                 "images_ratio": round(images, 3),
             }

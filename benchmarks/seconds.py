@@ -45,7 +45,8 @@ def phase_of(line: str) -> str | None:
 
 def threads_of(root: int) -> dict[tuple[str, int], float]:
     """Return the seconds of every thread below a process, by the kind of thread and its number."""
-    parents, out = dict[int, int](), dict[tuple[str, int], float]()
+    parents = dict[int, int]()
+    out = dict[tuple[str, int], float]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -78,7 +79,9 @@ def program(pid: int) -> str:
 
 def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Return seconds of wall-clock time by phase, and of every spender by phase."""
-    seen, lock, ended = dict[tuple[str, int], float](), threading.Lock(), threading.Event()
+    seen = dict[tuple[str, int], float]()
+    lock = threading.Lock()
+    ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         start += ["--nproc-per-node", str(args.ranks)]
@@ -88,13 +91,15 @@ def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
 
         def look() -> None:
             while not ended.wait(0.5):
-                found = threads_of(run.pid)
+                threads = threads_of(run.pid)
                 with lock:
-                    seen.update(found)
+                    seen.update(threads)
 
         threading.Thread(target=look, daemon=True).start()
-        wall, spent = dict[str, float](), dict[str, dict[str, float]]()
-        last, before = time.monotonic(), defaultdict[str, float](float)
+        wall = dict[str, float]()
+        spent = dict[str, dict[str, float]]()
+        last = time.monotonic()
+        before = defaultdict[str, float](float)
         for line in run.stdout or ():
             sys.stderr.write(line)
             phase = phase_of(line)
@@ -107,11 +112,10 @@ def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
             wall[phase] = wall.get(phase, 0.0) + time.monotonic() - last
             new = spent.setdefault(phase, defaultdict(float))
             for who in now:
-                own = (
-                    who if phase not in ("updates", "cloning") or who in ("Chromium", "driver") else "updates"
-                )
-                new[own] += now[who] - before[who]
-            last, before = time.monotonic(), now
+                browses = phase not in ("updates", "cloning") or who in ("Chromium", "driver")
+                new[who if browses else "updates"] += now[who] - before[who]
+            last = time.monotonic()
+            before = now
         ended.set()
         if run.wait():
             raise SystemExit(f"train.py ended with status {run.returncode}")

@@ -73,7 +73,8 @@ def blank(seen: Observation) -> Observation:
 
 
 async def measure(experiment: Experiment, n: int) -> dict[str, float]:
-    tasks, rates = experiment.tasks, dict[str, float]()
+    tasks = experiment.tasks
+    rates = dict[str, float]()
     seen: dict[str, list[Observation]] = {}  # of every site
     rng = random.Random(0)
 
@@ -102,10 +103,12 @@ async def measure(experiment: Experiment, n: int) -> dict[str, float]:
 
 
 def main(args: Args) -> None:
-    source, folder = Run(args.run), Path(tempfile.mkdtemp(prefix="seeing-"))
+    source = Run(args.run)
+    folder = Path(tempfile.mkdtemp(prefix="seeing-"))
     config = as_trained(RECIPES[source.config()["recipe"]](), args.run)
-    found = [*checkpoints(source.checkpoint_dir)] or [source.checkpoint_dir / "sft"]
-    model, task = replace(config.model, path=str(found[-1])), config.task
+    weights = [*checkpoints(source.checkpoint_dir)] or [source.checkpoint_dir / "sft"]
+    model = replace(config.model, path=str(weights[-1]))
+    task = config.task
     # seen sites ask for as much as unseen ones
     task = replace(task, heldout=args.heldout or task.heldout, short=0)
     config = replace(config, name=str(Path(folder) / "run"), model=model, task=task)
@@ -119,10 +122,11 @@ def main(args: Args) -> None:
     for name in NAMES:
         low, high = wilson(round(rates[name] * args.n), args.n)
         label = name.replace("_", " ") + font
-        source.add_eval(label, success=rates[name], low=low, high=high, n=args.n, checkpoint=str(found[-1]))
+        source.add_eval(label, success=rates[name], low=low, high=high, n=args.n, checkpoint=str(weights[-1]))
     write_report(args.run)
-    own = {row["label"]: row["success"] for row in source.evals()}
-    before, after = own.get("after SFT"), own.get("after RL")
+    success = {row["label"]: row["success"] for row in source.evals()}
+    before = success.get("after SFT")
+    after = success.get("after RL")
     rates["gain"] = None if before is None or after is None else round(100 * (after - before), 1)
     print(json.dumps(rates))
 

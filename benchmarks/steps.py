@@ -50,9 +50,12 @@ CELLS = ("steps", "grounding", "longer", "shuffled")
 LABELS = {"before training": "base", "after SFT": "before", "after RL": "after"}
 REWARDS = ("reward", "reward/action", "reward/coordinate", "reward/format")
 GROUNDING = 0.2
-BATCH, FEWEST, LONG = 32, 16, 128  # steps of the recording in a step of training, and of these
-WIDTH, HEIGHT = tiny().browser.width, tiny().browser.height
-SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+)\]')
+BATCH = 32  # steps of the recording in a step of training
+FEWEST = 16  # of these
+LONG = 128  # of these, where a cell trains for longer
+WIDTH = tiny().browser.width
+HEIGHT = tiny().browser.height
+THOUGHT = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+)\]')
 AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8"]
 # as recipes.autowebworld_7b; what it leaves open is the tiny recipe's
 STEPWISE = [
@@ -107,17 +110,17 @@ def recorded(folder: Path, tasks: Path | str, *flags: object) -> list[dict[str, 
 
 
 def in_own_words(row: dict[str, Any]) -> dict[str, Any]:
-    def own(match: re.Match[str]) -> str:
+    def as_taught(match: re.Match[str]) -> str:
         word, action, x, y = match.groups()
         # a quantity is shown as a digit
         word = CHOICES["quantity"]["words"][int(word) - 1] if word.isdigit() else word.lower()
         x, y = (GRID * round(SCALE // GRID * int(at) / side) for at, side in ((x, WIDTH), (y, HEIGHT)))
         return f"<think>choose {word} {x} {y}</think>{action}{pixels(x, y)}"
 
-    said = SAID.sub(own, spell(row["thought"], action_of(row) or {}))
-    thought = said.removeprefix("<think>").partition("</think>")[0]
-    told = thought if thought.startswith("choose") else "choose"  # an answer looks for nothing
-    return row | {"thought": told, "history": SAID.sub(own, row["history"])}
+    response = THOUGHT.sub(as_taught, spell(row["thought"], action_of(row) or {}))
+    thought = response.removeprefix("<think>").partition("</think>")[0]
+    words = thought if thought.startswith("choose") else "choose"  # an answer looks for nothing
+    return row | {"thought": words, "history": THOUGHT.sub(as_taught, row["history"])}
 
 
 def pixels(x: int, y: int) -> list[int]:
@@ -132,14 +135,15 @@ def to_clone(row: dict[str, Any]) -> dict[str, Any]:
 
 def choose(rows: list[dict[str, Any]], size: int, kind: str, seed: int) -> list[dict[str, Any]]:
     """Returns so many steps, a fifth of them for grounding or none. ValueError if there are too few."""
-    own, alone = list[dict[str, Any]](), list[dict[str, Any]]()
+    steps = list[dict[str, Any]]()
+    alone = list[dict[str, Any]]()
     for row in rows:
-        (alone if row["instruction"].startswith("Click on") else own).append(row)
+        (alone if row["instruction"].startswith("Click on") else steps).append(row)
     extra = round(GROUNDING * size) if kind == "grounding" else 0
-    if size - extra > len(own) or extra > len(alone):
-        raise ValueError(f"{len(own)} steps and {len(alone)} for grounding are recorded: make more --sites")
+    if size - extra > len(steps) or extra > len(alone):
+        raise ValueError(f"{len(steps)} steps and {len(alone)} for grounding are recorded: make more --sites")
     rng = random.Random(f"{seed} {size}")
-    return rng.sample(own, size - extra) + rng.sample(alone, extra)
+    return rng.sample(steps, size - extra) + rng.sample(alone, extra)
 
 
 def start(args: Args, bench: learning.Args, heldout: list[str]) -> Run:
@@ -159,7 +163,8 @@ def start(args: Args, bench: learning.Args, heldout: list[str]) -> Run:
 
 def cells(args: Args) -> Iterator[tuple[str, Run]]:
     """Trains cell by cell; yields each one's name and run."""
-    bench, sites = learning.Args(out=args.out, flags=args.flags), sites_of(args)
+    bench = learning.Args(out=args.out, flags=args.flags)
+    sites = sites_of(args)
     folder = args.out / f"recorded{args.sites}"
     rows = recorded(folder, sites / "train.jsonl", "--sites", *sorted((sites / "train").iterdir()))
     heldout = ["--task.heldout", str(sites / "heldout"), "--eval.episodes", str(args.episodes)]
@@ -170,7 +175,8 @@ def cells(args: Args) -> Iterator[tuple[str, Run]]:
             # so many take that long anyway
             name = "steps" if cell == "longer" and steps == size // BATCH else cell
             kind = "grounding" if cell == "grounding" else "steps"
-            file, chosen = folder / f"{kind}{size}_{args.seed}.json", choose(rows, size, kind, args.seed)
+            file = folder / f"{kind}{size}_{args.seed}.json"
+            chosen = choose(rows, size, kind, args.seed)
             file.write_text(json.dumps(chosen))
             flags = [*AGENT, *STEPWISE, *first, "--steps", str(steps), "--task.train", str(file), *heldout]
             flags += ["--shuffle-rewards"] * (cell == "shuffled")
@@ -185,21 +191,22 @@ def cells(args: Args) -> Iterator[tuple[str, Run]]:
 
 def measured(run: Run) -> dict[str, Any]:
     evals = {LABELS[row["label"]]: row for row in run.evals() if row["label"] in LABELS}
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         name: [round(row[key], 4) for key in ("success", "low", "high")] for name, row in evals.items()
     }
     metrics = run.metrics()
     for when, row in (("first", metrics[0]), ("last", metrics[-1])):
-        found[f"{when}_step"] = {name: round(row[name], 3) for name in REWARDS if name in row}
-    return found
+        figures[f"{when}_step"] = {name: round(row[name], 3) for name in REWARDS if name in row}
+    return figures
 
 
 def main() -> None:
-    args, found = tyro.cli(Args), dict[str, dict[str, Any]]()
+    args = tyro.cli(Args)
+    results = dict[str, dict[str, Any]]()
     for name, run in cells(args):
-        found[name] = measured(run)
-        print(name, json.dumps(found[name]), file=sys.stderr)
-    print(json.dumps(found))
+        results[name] = measured(run)
+        print(name, json.dumps(results[name]), file=sys.stderr)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ class HybridDims(Dims):
 
 
 LONG_SYSTEM = Lengths(system=4000)
-SMALL, QWEN3_4B = Dims(), Dims(151936, 2560, 36, 32, 8, 128, 9728)
+SMALL = Dims()
+QWEN3_4B = Dims(151936, 2560, 36, 32, 8, 128, 9728)
 HYBRID = HybridDims()
 
 
@@ -115,17 +116,21 @@ class Outcome:
 def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list[Row]:
     """Random trajectories with one system prompt. Observations have ids of their own, so that a turn's
     branch leaves the prefix where its observation begins."""
-    rng, half = np.random.default_rng(0), SMALL.vocab_size // 2
+    rng = np.random.default_rng(0)
+    half = SMALL.vocab_size // 2
 
     def ids(n: int, kind: int = 0) -> tuple[int, ...]:
         return tuple((rng.integers(half, size=n) + kind * half).tolist())
 
-    rows, system = [], ids(lengths.system)
+    rows = []
+    system = ids(lengths.system)
     for _ in range(trajectories):
         prefix = system
         for _ in range(turns):
-            prompt, response = prefix + ids(lengths.observation, kind=1), ids(lengths.response)
-            old, weights = (0.0,) * lengths.response, (1 / lengths.response,) * lengths.response
+            prompt = prefix + ids(lengths.observation, kind=1)
+            response = ids(lengths.response)
+            old = (0.0,) * lengths.response
+            weights = (1 / lengths.response,) * lengths.response
             rows.append(Row(prompt + response, len(prompt), (), old, 1.0, len(prefix), weights))
             prefix += response + ids(lengths.feedback)
     return rows
@@ -156,7 +161,8 @@ def run(layout: str, dims: Dims, lengths: Lengths, turns: int, trajectories: int
 
     def update(rows: Sequence[Row]) -> tuple[int, torch.Tensor]:
         model.zero_grad()
-        tokens, out = 0, []
+        tokens = 0
+        out = []
         for batch in batches(layout, rows):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
             (logprobs_N * batch.weight_N).sum().backward()
@@ -173,18 +179,18 @@ def run(layout: str, dims: Dims, lengths: Lengths, turns: int, trajectories: int
 
 def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
     """Measures the layouts. They must have computed the same."""
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for layout in layouts:
         print(f"{layout} {what[:-1]}", file=sys.stderr)
-        found[layout] = fresh(run, layout, *what, keep=True)
-        print(f"  {found[layout].cost}, {found[layout].tokens} tokens", file=sys.stderr)
-    oracle = found["one"]
-    for layout, other in found.items():
+        outcomes[layout] = fresh(run, layout, *what, keep=True)
+        print(f"  {outcomes[layout].cost}, {outcomes[layout].tokens} tokens", file=sys.stderr)
+    oracle = outcomes["one"]
+    for layout, other in outcomes.items():
         np.testing.assert_allclose(other.logprobs, oracle.logprobs, rtol=0, atol=1e-4, err_msg=layout)
         # a hybrid's decays have gradients of almost nothing, and more rounding than that
         least = 1e-6 * oracle.grad_norms.max()
         np.testing.assert_allclose(other.grad_norms, oracle.grad_norms, rtol=1e-3, atol=least, err_msg=layout)
-    return found
+    return outcomes
 
 
 # --- counting operations ---------------------------------------------------------------------------
@@ -195,17 +201,20 @@ def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
     layers for every token, the head for `responses` tokens, attention to exactly what a token sees; of a
     gated delta rule the products with the state and within chunks."""
     d = dims
-    heads, kv_heads = d.num_attention_heads * d.head_dim, d.num_key_value_heads * d.head_dim
+    heads = d.num_attention_heads * d.head_dim
+    kv_heads = d.num_key_value_heads * d.head_dim
     weights = d.hidden_size * (2 * heads + 2 * kv_heads + 3 * d.intermediate_size)
     tokens = pairs = 0
     for chain in chains:
-        own, before = chain.end - chain.start, sum(end - start for start, end in chain.prefix)
-        tokens += own
-        pairs += own * before + own * (own + 1) // 2
+        length = chain.end - chain.start
+        before = sum(end - start for start, end in chain.prefix)
+        tokens += length
+        pairs += length * before + length * (length + 1) // 2
     layer = 2 * weights * tokens + 4 * heads * pairs
     layers = d.num_hidden_layers * layer
     if isinstance(d, HybridDims):
-        k, v = d.linear_key_head_dim, d.linear_value_head_dim
+        k = d.linear_key_head_dim
+        v = d.linear_value_head_dim
         gated = layer + 2 * d.hidden_size * heads * tokens  # queries have a gate
         channels = (
             2 * d.linear_num_key_heads * k + 3 * d.linear_num_value_heads * v + 2 * d.linear_num_value_heads
@@ -246,8 +255,8 @@ def main() -> None:
     table = Table("", "layout", "tokens", "s", "wall s", "MB", "tree is faster by", "FLOP ratio to tree")
     result: dict[str, dict] = {}
 
-    def report(name: str, found: dict[str, Outcome], ratio: float) -> None:
-        result[name] = {layout: numbers(outcome) for layout, outcome in found.items()}
+    def report(name: str, outcomes: dict[str, Outcome], ratio: float) -> None:
+        result[name] = {layout: numbers(outcome) for layout, outcome in outcomes.items()}
         for layout, n in result[name].items():
             faster = "" if layout == "tree" else f"{n['s'] / result[name]['tree']['s']:.2f}x"
             promised = f"{ratio:.2f}x" if layout == "one" else ""
@@ -256,26 +265,28 @@ def main() -> None:
 
     lengths = Lengths().divided(args.scale)
     for turns in args.turns:
-        found = compare(("one", "padded", "tree"), SMALL, lengths, turns, 1, args)
-        report(f"T{turns}", found, flop_ratio(SMALL, trajectory_rows(lengths, turns)))
+        outcomes = compare(("one", "padded", "tree"), SMALL, lengths, turns, 1, args)
+        report(f"T{turns}", outcomes, flop_ratio(SMALL, trajectory_rows(lengths, turns)))
 
-    lengths, turns = LONG_SYSTEM.divided(args.scale), args.group_turns
+    lengths = LONG_SYSTEM.divided(args.scale)
+    turns = args.group_turns
     name = f"G{GROUP}T{turns}"
-    found = compare(("one", "tree"), SMALL, lengths, turns, GROUP, args)
+    outcomes = compare(("one", "tree"), SMALL, lengths, turns, GROUP, args)
     ratio = flop_ratio(SMALL, trajectory_rows(lengths, turns, GROUP))
-    report(name, found, ratio)
+    report(name, outcomes, ratio)
     result[name] |= {
-        "ratio": round(found["one"].cost.seconds / found["tree"].cost.seconds, 2),
+        "ratio": round(outcomes["one"].cost.seconds / outcomes["tree"].cost.seconds, 2),
         "flop_ratio": round(ratio, 2),
         "flop_ratio_4b": round(flop_ratio(QWEN3_4B, trajectory_rows(LONG_SYSTEM, turns, GROUP)), 2),
         "sizes": {**asdict(lengths), **asdict(SMALL)},
     }
 
-    lengths, turns = Lengths().divided(args.scale), args.hybrid_turns
-    found = compare(("one", "tree"), HYBRID, lengths, turns, 1, args)
+    lengths = Lengths().divided(args.scale)
+    turns = args.hybrid_turns
+    outcomes = compare(("one", "tree"), HYBRID, lengths, turns, 1, args)
     ratio = flop_ratio(HYBRID, trajectory_rows(lengths, turns))
-    report(f"H{turns}", found, ratio)
-    faster = found["one"].cost.seconds / found["tree"].cost.seconds
+    report(f"H{turns}", outcomes, ratio)
+    faster = outcomes["one"].cost.seconds / outcomes["tree"].cost.seconds
     result[f"H{turns}"] |= {"ratio": round(faster, 2), "flop_ratio": round(ratio, 2)}
     Console(width=110).print(table)
     print(json.dumps(result))

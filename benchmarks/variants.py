@@ -62,8 +62,8 @@ def thought(request: dict[str, Any]) -> str:
     task = asked.partition("this request:")[2].strip().splitlines()[0]
     action = re.findall(r"^and do: (.*)$", asked, flags=re.MULTILINE)[-1]
     number = re.search(r'element="(\d+)"', action)
-    found = re.search(rf'id="{number[1]}"[^<]*(?:<span[^>]*>)? ?([^<]*?) ?<', asked) if number else None
-    return f"{task} # Element: {found[1] if found else 'done'}"
+    match = re.search(rf'id="{number[1]}"[^<]*(?:<span[^>]*>)? ?([^<]*?) ?<', asked) if number else None
+    return f"{task} # Element: {match[1] if match else 'done'}"
 
 
 def demos_with_thoughts(run: Run, url: str) -> Path:
@@ -93,8 +93,8 @@ def curve(run: Run, weights: Path, flags: str) -> dict[int, float]:
     budgets = ["--success-within", *map(str, BUDGETS)]
     command = [sys.executable, str(learning.ROOT / "eval.py"), "tiny-text", *place, *flags.split(), *budgets]
     subprocess.run(command, check=True, stdout=sys.stderr)
-    found = run.root.with_name(f"{run.root.name}-eval").glob(f"results-eval_{weights.name}*.json")
-    newest = max(found, key=lambda path: path.stat().st_mtime)  # written just now
+    files = run.root.with_name(f"{run.root.name}-eval").glob(f"results-eval_{weights.name}*.json")
+    newest = max(files, key=lambda path: path.stat().st_mtime)  # written just now
     results = read_results(newest).results
     valid = [r for r in results if r.stop.is_agent_fault]
     return {most: round(mean(r.success for r in within(valid, most)), 3) for most in BUDGETS}

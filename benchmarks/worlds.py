@@ -49,20 +49,24 @@ def unvisited(world: World, tasks: list[Task]) -> float:
 
 
 def plan(count: int) -> list[Json]:
-    levels, themes = list(LEVELS), list(THEMES)
+    levels = list(LEVELS)
+    themes = list(THEMES)
     places = ((themes[n % len(themes)], n, levels[n % len(levels)]) for n in range(count))
     return [dict(zip(ARGUMENTS, place, strict=True)) for place in places]
 
 
 def made(places: list[Json]) -> tuple[list[World], dict[str, list[Task]], dict[str, Any]]:
-    worlds, tasks, seconds = list[World](), dict[str, list[Task]](), list[float]()
+    worlds = list[World]()
+    tasks = dict[str, list[Task]]()
+    seconds = list[float]()
     for place in places:
         start = time.process_time()
         world = make_site(**place)
         tasks[world.name] = make_tasks(world)
         seconds.append(time.process_time() - start)
         worlds.append(world)
-    steps, left = defaultdict[str, list[int]](list), defaultdict[str, list[float]](list)
+    steps = defaultdict[str, list[int]](list)
+    left = defaultdict[str, list[float]](list)
     for world in worlds:
         level = world.fsm.meta["level"]
         steps[level] += [task.meta["steps"] for task in tasks[world.name]]
@@ -94,9 +98,11 @@ def main() -> None:
     worlds, tasks, answer = made(plan(flags.sites))
     if not flags.no_browser:
         config = BrowserConfig(browsers=1, episodes=flags.workers, width=1280, height=720)
-        drawn, start = [task for some in tasks.values() for task in some[: flags.tasks]], time.perf_counter()
+        drawn = [task for some in tasks.values() for task in some[: flags.tasks]]
+        start = time.perf_counter()
         outcomes = asyncio.run(replay_sites(worlds, config, drawn))
-        seconds, gui = time.perf_counter() - start, sum(len(one.records) for one in outcomes)
+        seconds = time.perf_counter() - start
+        gui = sum(len(one.records) for one in outcomes)
         kept = [one for one in outcomes if not one.reason]
         for one in outcomes:
             if one.reason:

@@ -4,18 +4,16 @@
 
 The agent is a Qwen3-VL of a million parameters, which can read a screenshot and has heard of clicks, but
 knows no task. Here it learns to begin orders ("Order pearl shoes in teal.") in shops that are drawn anew:
-choose one thing on the first page, then others on the next. In each of these two turns it sees a
-screenshot, and writes a thought and calls. The reward is 1 if two or more things are chosen as asked for and
-none otherwise. At first it often clicks twice, which hits the next page, too, or says too early that it is
-done. All of the algorithm stands here:
+choose one thing on the first page, then others on the next. In each turn it sees a screenshot, and writes a
+thought and calls. The reward is 1 if two or more things are chosen as asked for, else 0. At first it often
+clicks twice, or says too early that it is done. All of the algorithm stands here:
 
     1. sample      several episodes of each task from the policy, and keep the log-prob of every token
     2. reward      a program looks at the page
     3. advantage   how much better an episode was than the others of its task
     4. loss        the tokens of better episodes become likelier, those of worse ones less likely
 
-The package does the same, and what is left out here (docs/walk.md). With `--permuted`, the control, rewards
-are dealt out at random within each group, and there is nothing to learn.
+The package does the same, and more (docs/walk.md). The control, `--permuted`, shuffles each group's rewards.
 """
 
 import argparse
@@ -40,7 +38,8 @@ from minirl.worlds.shop import make_shop, make_tasks
 
 BASE = Path(__file__).parents[1] / "minirl/tiny/base"  # the model's weights
 CHROMIUM = os.environ.get("MINIRL_CHROMIUM") or shutil.which("chromium-headless-shell")  # or Playwright's own
-WIDTH, HEIGHT = 480, 360  # of the window, in pixels
+WIDTH = 480  # of the window, in pixels
+HEIGHT = 360
 TURNS = 2  # of an episode
 GROUP = 8  # episodes of one task, which are compared with one another
 GROUPS = 8  # tasks of a step
@@ -48,8 +47,9 @@ EPOCHS = 2  # passes over a step's turns
 MINIBATCH = 32  # turns of an update
 MAX_TOKENS = 96  # of a response
 LEARNING_RATE = 2e-4
-PRACTISED, HELDOUT = range(600, 50_000), range(90_000, 100_000)  # shops; in 0 to 599 it has learned to see
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # how much less likely, and likelier, a token may become in one step
+PRACTISED = range(600, 50_000)  # shops; in 0 to 599 it has learned to see
+HELDOUT = range(90_000, 100_000)  # shops that it is asked about
+RATIO = (0.8, 1.28)  # how much less likely, and likelier, a token may become in one step
 
 # --- the model ------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ def clipped_loss(now: Tensor, old: Tensor, advantage: float) -> Tensor:
     """Return the loss of a response. Of two surrogates it is the worse one, so that a token which has already
     moved as far as the clip allows is pushed no further."""
     ratio = (now - old).exp()  # how much likelier the token has become since it was sampled
-    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    clipped = ratio.clamp(*RATIO)
     return -torch.minimum(ratio * advantage, clipped * advantage).mean()
 
 

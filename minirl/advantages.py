@@ -37,7 +37,8 @@ def is_effective(group: Group) -> bool:
 def advantages(rewards: Sequence[float], eps: float) -> list[float]:
     """Return (r - mean) / (std + eps) for every reward: of 1 0 0 1 about 0.866 -0.866 -0.866 0.866.
     Where they differ by rounding alone it is 0."""
-    center, spread = mean(rewards), stdev(rewards)
+    center = mean(rewards)
+    spread = stdev(rewards)
     if spread <= ROUNDING:
         return [0.0] * len(rewards)
     return [(r - center) / (spread + eps) for r in rewards]

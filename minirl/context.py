@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 THINK_END = "</think>"
 CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
-VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+VISION_OPEN = "<|vision_start|>"
+IMAGE_PAD = "<|image_pad|>"
+VISION_CLOSE = "<|vision_end|>"
 ROLES = ["system", "user", "assistant", "user"]
 DAY = date(2024, 7, 26)  # which Llama 3.2's template falls back on
 MAX_TEMPLATE_SECONDS = 10.0
@@ -120,8 +122,10 @@ class Context:
     """
 
     def __init__(self, preprocessor: "Preprocessor", agent: Agent, config: AgentConfig, task: str):
-        self.preprocessor, self.agent = preprocessor, agent
-        self.keep, self.reasoning = config.screenshots, config.reasoning
+        self.preprocessor = preprocessor
+        self.agent = agent
+        self.keep = config.screenshots
+        self.reasoning = config.reasoning
         self.chat: ChatFormat = agent.message_format or preprocessor.chat
         self.escape = partial(escape_control_tokens, control=control_tokens(preprocessor.tokenizer))
         self.task = self.escape(task)
@@ -221,7 +225,8 @@ class Context:
 def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> Ids:
     """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes pads between
     the vision tokens; the texts before it are tokenised in one piece."""
-    ids, text = [], ""
+    ids = []
+    text = ""
     for part in parts:
         if isinstance(part, str):
             text += part

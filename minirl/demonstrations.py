@@ -41,7 +41,8 @@ def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
 
 def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
     """Return the trajectory with the ids that our model would have read and said."""
-    preprocessor, agent = harness.preprocessor, harness.agent
+    preprocessor = harness.preprocessor
+    agent = harness.agent
     context = conversation(agent, harness.config.agent, preprocessor, trajectory.task)
     feedback: Feedback = ()
     turns = []

@@ -95,9 +95,9 @@ class Episode:
     blocked: str = ""
 
     def __post_init__(self) -> None:
-        config, preprocessor = self.harness.config.agent, self.harness.preprocessor
-        self.benchmark = self.harness.benchmark_of(self.task)
-        self.context = conversation(self.harness.agent, config, preprocessor, self.task)
+        harness = self.harness
+        self.benchmark = harness.benchmark_of(self.task)
+        self.context = conversation(harness.agent, harness.config.agent, harness.preprocessor, self.task)
 
     async def run(self) -> Trajectory:
         """Return the trajectory. This is the only place that catches every failure: each but an OSError of a
@@ -106,27 +106,27 @@ class Episode:
         try:
             await self._browse()
         except BrowserFault as fault:
-            self.stop, self.error = fault.stop, str(fault)
+            self._end(fault.stop, str(fault))
         except RunEnds as end:
-            self.stop, self.error = Stop.JUDGE_ERROR, str(end)
+            self._end(Stop.JUDGE_ERROR, str(end))
             self.harness.failure = self.error
         except SamplerError as failure:
-            self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
+            self._end(Stop.SAMPLER_ERROR, str(failure))
         except TimeoutError:
-            self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed, or its score's"
+            self._end(Stop.TIMEOUT, "the episode's deadline passed, or its score's")
         except (PlaywrightError, ToolFailure) as error:
-            self.stop, self.error = Stop.ENV_ERROR, first_line(error)
+            self._end(Stop.ENV_ERROR, first_line(error))
         except Exception as error:
             if getattr(error, "errno", 0) in NO_ROOM:  # all further episodes would end so
                 raise
-            self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
+            self._end(Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3)))
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
                 self.harness.warned = True
                 first = "an episode failed in a way that minirl does not expect; the first such failure:"
                 text = printable("".join(traceback.format_exception(error)))
                 print(f"{first}\n{text}", file=sys.stderr)  # on every rank
         if self.score.value is None and self.stop.is_agent_fault:
-            self.stop, self.error = Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict"))
+            self._end(Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict")))
         value = self.score.value or 0.0
         return Trajectory(
             task=self.task,
@@ -143,6 +143,11 @@ class Episode:
             blocked=self.blocked,
             seconds=time.monotonic() - start,
         )
+
+    def _end(self, stop: Stop, error: str) -> None:
+        """Note how the episode has ended, and why."""
+        self.stop = stop
+        self.error = error
 
     async def _browse(self) -> None:
         """Open the task, take turns and score the result, all in one browser context."""
@@ -164,9 +169,12 @@ class Episode:
 
     async def _take_turns(self, session: Session) -> None:
         """Take turns until the episode stops."""
-        agent, config, images = self.harness.agent, self.harness.config, self.harness.images
+        agent = self.harness.agent
+        config = self.harness.config
+        images = self.harness.images
         preprocessor = self.harness.preprocessor
-        observation, feedback = await self._observe(session), ()
+        observation = await self._observe(session)
+        feedback = ()
         for t in range(self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(preprocessor.images.prepare, observation.image)
@@ -208,12 +216,7 @@ class Episode:
             self.turns.append(turn)
             stop = self._stop_after_turn()
             if not parsed.error:  # an unreadable response has not changed the page
-                try:
-                    observation = await self._observe(session)
-                except (BrowserFault, PlaywrightError, ToolFailure):
-                    if stop is not Stop.DONE:
-                        raise
-                    observation = Observation("")  # the answer counts; there is only no last screenshot
+                observation = await self._observe_after(session, stop)
             times.append(time.monotonic())
             sampling, acting, observing = (end - begin for begin, end in itertools.pairwise(times))
             seconds = {"sample": sampling, "act": acting, "observe": observing}
@@ -230,13 +233,25 @@ class Episode:
             observation = replace(observation, state=await self.benchmark.state(session))
         return observation
 
+    async def _observe_after(self, session: Session, stop: Stop | None) -> Observation:
+        """Return what the agent sees after its turn. If it has said that it is done, a page that fails takes
+        nothing but the last screenshot: the answer counts."""
+        try:
+            return await self._observe(session)
+        except (BrowserFault, PlaywrightError, ToolFailure):
+            if stop is not Stop.DONE:
+                raise
+            return Observation("")
+
     async def _act(self, session: Session, parsed: Parsed) -> Feedback:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
         if parsed.error:
             return (parsed.error,)
         if self.benchmark.recorded:
             return ()
-        agent, lines, ended = self.harness.agent, [], False
+        agent = self.harness.agent
+        lines = []
+        ended = False
         for call in parsed.calls:
             if ended:
                 lines.append(f"`{call.name}` not executed.")
@@ -257,7 +272,8 @@ class Episode:
 
     def _stop_after_turn(self) -> Stop | None:
         """Return how the newest turn ends the episode, if it does."""
-        config, turns = self.harness.config.agent, self.turns[::-1]
+        config = self.harness.config.agent
+        turns = self.turns[::-1]
         unreadable = list(itertools.takewhile(lambda turn: turn.parsed.error, turns))
         repeated = list(itertools.takewhile(lambda turn: turn.text == turns[0].text, turns))
         if turns[0].finish == "length" and config.kind == "visual":

@@ -96,7 +96,9 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weighted clipped loss, and sums over the tokens of positive weight (divide by "tokens")."""
     counts_N = weight_N > 0  # by selection: 0 times an overflow would be no number
-    logprobs_N, old_N, advantage_N = logprobs_N[counts_N], old_N[counts_N], advantage_N[counts_N]
+    logprobs_N = logprobs_N[counts_N]
+    old_N = old_N[counts_N]
+    advantage_N = advantage_N[counts_N]
     gap_N = logprobs_N - old_N
     ratio_N = gap_N.clamp(max=MAX_LOG_RATIO).exp()
     clipped_N = ratio_N.clamp(1 - CLIP_LOW, 1 + config.clip_high)

@@ -70,7 +70,8 @@ def tiny() -> Config:
 def tiny_text() -> Config:
     """WebAgent-R1 in small: a Llama of 0.7M parameters reads that shop's HTML, and does one thing a turn. Its
     loss is OpenWebRL's; WebAgent-R1's is in the recipes below."""
-    config, agent = tiny(), AgentConfig(kind="text", brief=True, feedback=False, format_errors=5, repeats=5)
+    config = tiny()
+    agent = AgentConfig(kind="text", brief=True, feedback=False, format_errors=5, repeats=5)
     return replace(
         config,
         recipe="tiny_text",
@@ -192,7 +193,8 @@ def webagent_r1_8b() -> Config:
 
 def autowebworld_7b() -> Config:
     """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Appendix D.3."""
-    path, max_pixels = "Qwen/Qwen2.5-VL-7B-Instruct", 12_845_056
+    path = "Qwen/Qwen2.5-VL-7B-Instruct"
+    max_pixels = 12_845_056
     return Config(
         recipe="autowebworld_7b",
         steps=508,  # 16,253 samples once, 32 a step

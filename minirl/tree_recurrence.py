@@ -111,9 +111,8 @@ def tree_rule(
     H, D = qkv[2].shape[2:]
     states = {-1: g.new_zeros(1, H, qkv[1].shape[3], D, dtype=torch.float32)}
     for numbers in groups.values():
-        q, k, v, decay, strength = [
-            torch.cat(parts, 1) for parts in zip(*[inputs[n] for n in numbers], strict=True)
-        ]
+        chosen = [inputs[n] for n in numbers]
+        q, k, v, decay, strength = [torch.cat(parts, 1) for parts in zip(*chosen, strict=True)]
         sizes = [lengths[n] for n in numbers]
         kwargs["initial_state"] = torch.cat([states[segments[n].before] for n in numbers])
         kwargs["output_final_state"] = True

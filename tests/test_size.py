@@ -138,6 +138,34 @@ def test_functions_and_modules_are_short():
     assert not long
 
 
+def nodes_of_code() -> list[tuple[str, ast.AST]]:
+    """All nodes of the project's code but its tests, each with its place."""
+    files = [file for file in FILES if file.suffix == ".py" and file.relative_to(ROOT).parts[0] != "tests"]
+    return [
+        (f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+    ]
+
+
+def test_several_names_are_assigned_at_once_only_to_swap_or_unpack():
+    at_once = []
+    for place, node in nodes_of_code():
+        match node:
+            case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)):
+                if {*map(ast.unparse, targets)}.isdisjoint(map(ast.unparse, values)):
+                    at_once.append(place)
+    assert not at_once
+
+
+def test_no_conditional_expression_is_inside_another():
+    inside = []
+    for place, node in nodes_of_code():
+        if isinstance(node, ast.IfExp) and sum(isinstance(part, ast.IfExp) for part in ast.walk(node)) > 1:
+            inside.append(place)
+    assert not inside
+
+
 def test_there_are_few_settings():
     tree = ast.parse((ROOT / "minirl/config.py").read_text())
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -130,7 +130,8 @@ def decoding(folder: Path, ranks: Ranks) -> Figures:
     seconds = time.perf_counter() - start
     sampler.close()
 
-    rows, gaps = [], []
+    rows = []
+    gaps = []
     for request, sample in zip(requests, samples, strict=True):
         ids = request.prompt.ids
         rows.append(Row(ids + sample.ids, len(ids), (), sample.logprobs, 1.0))

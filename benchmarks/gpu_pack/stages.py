@@ -11,7 +11,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import gpu  # noqa: E402
 
-OUT, NAMES = Path(sys.argv[1]), sys.argv[2:]
+OUT = Path(sys.argv[1])
+NAMES = sys.argv[2:]
 CALL_SECONDS = 585.0  # of ten minutes, from where go.sh began
 DEADLINES = {"model": 100, "trainer": 360, "sampler": 480, "throughput": 360, "step": 260}
 start = gpu.start

@@ -186,8 +186,8 @@ class Reading(Teacher):
         self, shop: Sequence[TextPage], rng: np.random.Generator, instead: Sequence[TextPage] = ()
     ) -> Example:
         """Return a task with part of a page, and the answer: every word's click, or that it is not there."""
-        own = shop[int(rng.integers(len(shop)))]
-        page = part_of(instead[0] if instead else own, rng)
+        page = shop[int(rng.integers(len(shop)))]
+        page = part_of(instead[0] if instead else page, rng)
         count = int(rng.integers(1, MAX_WORDS + 1))
         present = rng.permutation([*page.numbers])[:count]
         others = rng.choice(self.words, int(rng.integers(1, 3)))

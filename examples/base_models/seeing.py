@@ -55,7 +55,8 @@ from minirl.worlds.interpreter import World
 from minirl.worlds.scripted_agent import with_points
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")
-ROWS, COLUMNS = 6, 8  # image tokens of a picture
+ROWS = 6  # of a picture's image tokens
+COLUMNS = 8
 TOKEN = 32  # pixels of an image token, which is 2 x 2 patches
 PATCH = TOKEN // 2
 GRID_OF_PATCHES = (1, 2 * ROWS, 2 * COLUMNS)
@@ -120,7 +121,7 @@ def wrapped(boxes: np.ndarray) -> np.ndarray:
     return boxes - np.tile(np.floor(centres), 2)
 
 
-def told(word: str, x: int, y: int) -> str:
+def feedback_of(word: str, x: int, y: int) -> str:
     """Return the feedback on a click on a control."""
     return f'Succeed: `click` on <button> type=button "{word}" at ({x}, {y}) executed.'
 
@@ -194,7 +195,7 @@ class Seeing(Teacher):
             if stage == "agent":
                 prompt = list(context.observe(Observation(page.text, image=self.blank), feedback).ids)
                 context.respond(tuple(response), text)
-                feedback = tuple(told(word, *point) for word, point in clicked.items())
+                feedback = tuple(feedback_of(word, *point) for word, point in clicked.items())
             else:
                 opening = self.ids(task.instruction + VISION_OPEN)
                 prompt = [*opening, *self.pads, *self.ids(VISION_CLOSE)]

@@ -77,7 +77,7 @@ async def rewritten(endpoint: Endpoint, demo: Trajectory, n: int, max_tokens: in
     turn = demo.turns[n]
     fields = {
         "task": demo.task.instruction,
-        "history": json.dumps([told(k, past) for k, past in enumerate(demo.turns[:n])], indent=2),
+        "history": json.dumps([earlier_round(k, past) for k, past in enumerate(demo.turns[:n])], indent=2),
         "page": turn.page_text,
         "action": action_text(turn.text),
         "remarks": turn.parsed.thought,
@@ -96,7 +96,7 @@ async def rewritten(endpoint: Endpoint, demo: Trajectory, n: int, max_tokens: in
     return replace(turn, text=text, parsed=parsed)
 
 
-def told(n: int, turn: Turn) -> dict[str, str]:
+def earlier_round(n: int, turn: Turn) -> dict[str, str]:
     """Return an earlier round as the model is told of it."""
     action = action_text(turn.text)
     return {"round": str(n), "observation": LEFT_OUT, "remarks": turn.parsed.thought, "action": action}

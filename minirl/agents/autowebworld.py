@@ -169,7 +169,8 @@ class AutoWebWorldAgent:
 
     async def act(self, session: Session, call: Call) -> str:
         """Carry out one action; return what it did. Raises as openwebrl_actions.act does."""
-        width, height = round(session.width * session.scale), round(session.height * session.scale)
+        width = round(session.width * session.scale)
+        height = round(session.height * session.scale)
         return await tools.act(session, self.tool_call(call, width, height))
 
     def tool_call(self, call: Call, width: int, height: int) -> Call:

@@ -35,8 +35,8 @@ CDP = "cdp:"  # before the address of a browser that speaks Chromium's protocol,
 NO_PROXY = "socks5://127.0.0.1:9"  # nobody listens there: a context without its own proxy reaches nothing
 START_SECONDS = 30.0  # for a browser, or a context in it, to open
 EXIT_SECONDS = 15.0  # for a context or a browser to close; a browser that takes longer is killed
-FIRST_CHECK_SECONDS = 180.0  # after the start, when browsers are first asked for a sign of life
 CHECK_SECONDS = 30.0  # from check to check; a browser that gives no sign for as long is replaced
+CHECK_PARTS = 60  # in which that time passes; an answer takes a dozen rounds of the loop
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
 Size = tuple[int, int]  # width and height of a page in its own pixels
 FAILURES = (PlaywrightError, TimeoutError)  # of a browser that does not do what it is asked
@@ -151,9 +151,9 @@ class BrowserPool:
                 # Playwright's own limit: it also ends the process that took too long
                 browser = await playwright.chromium.launch(**self.options, timeout=1000 * START_SECONDS)
                 slot.browser = browser
-                answer = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
+                answer = await ask(browser, "SystemInfo.getProcessInfo")
                 slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
-                version = await ask(browser, "Browser.getVersion", START_SECONDS)
+                version = await ask(browser, "Browser.getVersion")
                 slot.user_agent = version["userAgent"].replace("Headless", "")
             self.launches += 1
             return browser
@@ -194,16 +194,12 @@ class BrowserPool:
 
     async def _check(self) -> None:
         """Every so often ask all browsers for a sign of life; one that gives none is replaced."""
-        await asyncio.sleep(FIRST_CHECK_SECONDS)
         while True:
+            await asyncio.sleep(CHECK_SECONDS)
             for slot in self.slots:
                 browser = slot.browser
-                if browser is not None and browser.is_connected():
-                    try:
-                        await ask(browser, "Browser.getVersion", CHECK_SECONDS)
-                    except FAILURES:
-                        self._drop(slot, browser)
-            await asyncio.sleep(CHECK_SECONDS)
+                if browser is not None and browser.is_connected() and not await is_alive(browser):
+                    self._drop(slot, browser)
 
     @asynccontextmanager
     async def session(self, size: Size | None = None) -> AsyncIterator[Session]:
@@ -307,7 +303,19 @@ def through(proxy: str) -> dict[str, str]:
     return {"server": proxy, "bypass": "<-loopback>"}
 
 
-async def ask(browser: Browser, question: str, seconds: float) -> Json:
+async def is_alive(browser: Browser) -> bool:
+    """Return whether a browser answers in time. The time passes in parts, each a round of the loop or more:
+    an update keeps the loop for longer, and no answer can be read meanwhile."""
+    asking = asyncio.create_task(ask(browser, "Browser.getVersion", None))
+    try:
+        for _ in range(CHECK_PARTS):
+            await asyncio.wait({asking}, timeout=CHECK_SECONDS / CHECK_PARTS)
+        return asking.done() and asking.exception() is None
+    finally:
+        asking.cancel()
+
+
+async def ask(browser: Browser, question: str, seconds: float | None = START_SECONDS) -> Json:
     async with asyncio.timeout(seconds):
         cdp = await browser.new_browser_cdp_session()
         answer = await cdp.send(question)

@@ -234,7 +234,8 @@ class Session:
             inner = await self.do(handle.content_frame()) if handle else None
             if inner is None:
                 return frame, answer
-            frame, point = inner, inner_point
+            frame = inner
+            point = inner_point
 
     async def settle(self, quiet: bool = False) -> PageAnswer:
         """Wait until the page is ready; return what has changed since `arm`. `quiet` waits the full time even

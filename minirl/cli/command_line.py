@@ -53,7 +53,10 @@ def check(config: C) -> C:
     """Return the config if its values can work together. ValueError names the flag to change."""
     check_bounds(config)
     Question.of(config.judge)
-    agent, judge, loss, rollout = config.agent, config.judge, config.loss, config.rollout
+    agent = config.agent
+    judge = config.judge
+    loss = config.loss
+    rollout = config.rollout
     if config.reward.by == "judge" and not (judge.model or judge.path):
         raise ValueError("--reward.by judge needs one: give --judge.path, or --judge.model")
     if loss.method == "filtered-bc" and rollout.dynamic:

@@ -50,8 +50,11 @@ def compare(folders: Sequence[Path], out: Path) -> None:
             raise ValueError(f"{run.root} holds no run: there is no config.json")
     settings = [flatten(run.config()) for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
-    differing = {key: [each.get(key) for each in settings] for key in keys}
-    differing = {key: values for key, values in differing.items() if any(v != values[0] for v in values)}
+    differing = {}
+    for key in keys:
+        values = [each.get(key) for each in settings]
+        if any(value != values[0] for value in values):
+            differing[key] = values
     page = TEMPLATES.get_template("compare.html.j2").render(
         names=names,
         settings=differing,
@@ -86,10 +89,10 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
 
 def charts() -> list[Json]:
     """Return the charts as report.js reads them."""
-    drawn = []
-    for title, key, sentence in CHARTS:
-        drawn.append({"title": title, "prefix": f"{key} of ", "zero": True, "says": sentence})
-    return drawn
+    return [
+        {"title": title, "prefix": f"{key} of ", "zero": True, "says": sentence}
+        for title, key, sentence in CHARTS
+    ]
 
 
 def run(argv: Sequence[str]) -> None:

@@ -55,21 +55,21 @@ class Logger:
         self.total = total
         self.wandb = None
         self.board = None
+        name = run.root.resolve().name
         project = os.environ.get("WANDB_PROJECT")
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
         if project and run.records:
             try:
                 import wandb  # optional
             except ImportError:
-                raise ValueError("WANDB_PROJECT needs wandb: pip install wandb, or unset it") from None
-            self.wandb = wandb.init(project=project, name=run.root.resolve().name, config=run.config())
+                raise ValueError("WANDB_PROJECT: pip install wandb, or unset it") from None
+            self.wandb = wandb.init(project=project, name=name, config=run.config())
         if folder and run.records:
             try:
                 from torch.utils.tensorboard import SummaryWriter  # optional
             except ImportError:
-                text = "TENSORBOARD_LOGGING_DIR needs tensorboard: pip install tensorboard, or unset it"
-                raise ValueError(text) from None
-            self.board = SummaryWriter(os.path.join(folder, run.root.resolve().name))
+                raise ValueError("TENSORBOARD_LOGGING_DIR: pip install tensorboard, or unset it") from None
+            self.board = SummaryWriter(os.path.join(folder, name))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
@@ -81,8 +81,15 @@ class Logger:
         """Record and print an evaluation of `n` episodes; `aborted` more are in no rate."""
         low, high = wilson(successes, n)
         rate = successes / n
-        row = {"label": label, "step": step, "success": rate, "low": low, "high": high, "n": n}
-        row["invalid"] = aborted
+        row = {
+            "label": label,
+            "step": step,
+            "success": rate,
+            "low": low,
+            "high": high,
+            "n": n,
+            "invalid": aborted,
+        }
         self.run.add_eval(**row)
         self._send(step, {"eval/success": rate, "eval/low": low, "eval/high": high})
         say(rate_line(row), "bold green")

@@ -148,7 +148,8 @@ def activations(config: Config, e: int) -> tuple[int, int]:
     states (N, H). Attention's own blocks are small and left out.
     """
     model, tower = meta_model(config.model.path)
-    tokens, head = config.batch.micro_tokens, model.lm_head
+    tokens = config.batch.micro_tokens
+    head = model.lm_head
     adapters = adapted(config, model)
     left = tokens * head.in_features * (4 + 2 * e)  # the last norm
     words = 0 if adapters else head.out_features  # a frozen head has no gradient
@@ -200,7 +201,8 @@ class Plan:
 def plan(config: Config) -> Plan:
     """Return the bytes that a run would hold on each GPU of --plan's machine."""
     count, _, memory = (config.plan or "").partition("x")
-    gpus, gpu_gb = int(count), float(memory)
+    gpus = int(count)
+    gpu_gb = float(memory)
     replicas = config.optim.replicas
     model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2

@@ -134,7 +134,7 @@ function curve({values}, k, steps, x, y) {
 function withLegend(spec, lines, points, svg) {
   const percent = share => (100 * share).toFixed(1) + "%";
   const entry = (attributes, name, value) => make("span", {}, make("i", attributes), `${name} `, make("output", {}, value));
-  const legend = lines.map((line, k) => entry({class: "key", style: colour(k)}, line.name, short(line.values.at(-1))));
+  const legend = lines.map((line, k) => entry({class: "key", style: colour(k)}, line.name, short(line.values.findLast(known))));
   const last = points.at(-1);
   if (last) {
     const text = `${percent(last.success)} (${percent(last.low)}–${percent(last.high)})`;

@@ -39,7 +39,9 @@ TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan"
 def write_report(run_root: Path) -> Path:
     """Make `report.html` in the run folder from the files that the run has so far. Returns its path."""
     run = Run(run_root)
-    metrics, evals, config = run.metrics(), run.evals(), run.config()
+    metrics = run.metrics()
+    evals = run.evals()
+    config = run.config()
     recipe = RECIPES.get(str(config.get("recipe")))
     steps = run.step_labels()
     others = [label for label in run.labels() if label not in steps]

@@ -110,13 +110,13 @@ def read_webrl_step(prompt: str, last_action: str, name: str) -> Trajectory:
     page = ""
     for text in rounds:
         page, _, action = text.partition(WEBRL.to_assistant)
-        turns.append(said(action.removesuffix(WEBRL.close)))
-    turns[-1] = said(last_action, page_text=page)
+        turns.append(turn_of(action.removesuffix(WEBRL.close)))
+    turns[-1] = turn_of(last_action, page_text=page)
     instruction = opening.removeprefix("Task Instruction: ").strip()
     return Trajectory(Task(name, instruction, ""), 0, turns=tuple(turns), success=True)
 
 
-def said(response: str, **shown: Any) -> Turn:
+def turn_of(response: str, **shown: Any) -> Turn:
     return Turn(shared=0, suffix=(), response_ids=(), logprobs=(), text=response, **shown)
 
 
@@ -171,7 +171,7 @@ def chat_turns(
             turns[-1] = replace(turns[-1], feedback=message.feedback)
         names = tuple(islice(shots, n))
         turns.append(
-            said(response, observation=message.observation, page_text=message.page_text, images=names)
+            turn_of(response, observation=message.observation, page_text=message.page_text, images=names)
         )
     return instruction, tuple(turns)
 

@@ -108,7 +108,8 @@ class Paired(NamedTuple):
 
 def result_of(trajectory: Trajectory) -> Result:
     """Return an episode as a row; its reason is the error's, else the judge's or the task's own rules'."""
-    task, turns = trajectory.task, trajectory.turns
+    task = trajectory.task
+    turns = trajectory.turns
     error_lines = trajectory.error.strip().splitlines()
     reason = error_lines[-1] if error_lines else ""
     if not reason and trajectory.verdict is not None and not task.goal:

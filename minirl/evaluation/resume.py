@@ -82,7 +82,8 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
     if heldout.is_file():
         default = replace(default, task=replace(default.task, heldout=str(heldout)))
     config = parse(EvalScriptConfig(**vars(default)))
-    task, sampling = config.task, config.eval
+    task = config.task
+    sampling = config.eval
     if config.limit > 0 and not config.protocol:  # a protocol chooses among all
         sampling = replace(sampling, episodes=min(config.limit, sampling.episodes))
     if config.tasks is not None:

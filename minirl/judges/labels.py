@@ -59,13 +59,13 @@ def open_run(config: JudgeScriptConfig, ranks: Ranks) -> Run:
     return run
 
 
-async def label_all(config: JudgeScriptConfig, own: Run, teacher: Judge) -> Counter[str]:
+async def label_all(config: JudgeScriptConfig, judge_run: Run, teacher: Judge) -> Counter[str]:
     """Ask the teacher about every trajectory that a judge would be asked about and that has no label yet, and
     append it with its label to the run. Return how many were labelled, and why others were not."""
     earlier = []
-    if LABELLED in own.labels():
-        earlier = own.load_trajectories(LABELLED)
-        own.save_trajectories(LABELLED, earlier)  # without a line that a killed process has torn
+    if LABELLED in judge_run.labels():
+        earlier = judge_run.load_trajectories(LABELLED)
+        judge_run.save_trajectories(LABELLED, earlier)  # without a line that a killed process has torn
     labelled = {fingerprint(trajectory) for trajectory in earlier}
     counts: Counter[str] = Counter()
 
@@ -74,7 +74,7 @@ async def label_all(config: JudgeScriptConfig, own: Run, teacher: Judge) -> Coun
         if verdict.success is None:
             counts[f"no verdict: {verdict.error}"] += 1
             return
-        own.add_trajectory(LABELLED, replace(without_ids(trajectory), verdict=verdict))
+        judge_run.add_trajectory(LABELLED, replace(without_ids(trajectory), verdict=verdict))
         counts["labelled"] += 1
 
     # One dump at a time: all of them may not fit in memory
@@ -86,7 +86,7 @@ async def label_all(config: JudgeScriptConfig, own: Run, teacher: Judge) -> Coun
             elif fingerprint(trajectory) in labelled:
                 counts["labelled before"] += 1
             else:
-                copy_screenshots(trajectory, run.images, own)
+                copy_screenshots(trajectory, run.images, judge_run)
                 unlabelled.append(trajectory)
         await ask_all(ask, unlabelled, phase=f"labelling {run.root.name}/{dump}")
     return counts
@@ -126,7 +126,8 @@ def split(
     goals = sorted({goal_of(trajectory) for trajectory in labelled})
     count = max(1, round(share * len(goals)))
     heldout_goals = set(random.Random(f"goals {seed}").sample(goals, min(count, len(goals))))
-    train, heldout = [], []
+    train = []
+    heldout = []
     for trajectory in labelled:
         if goal_of(trajectory) in heldout_goals:
             heldout.append(trajectory)

@@ -153,7 +153,8 @@ class Endpoint:
             raise EndpointError(f"{self.config.url} {problem}") from None
         usage = answer.usage or Usage()
         self._charge(usage)
-        message, finish = choice.message, choice.finish_reason
+        message = choice.message
+        finish = choice.finish_reason
         if message.refusal or finish == "content_filter":  # it is paid for too
             raise EndpointError(f"{self.config.model} refused: {message.refusal or 'filtered'}")
         # with "length" the limit was reached while the model still reasoned

@@ -70,7 +70,8 @@ def stop_engine(engine: Any) -> None:
 
 
 def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> Json:
-    agent, browser = config.agent, config.browser
+    agent = config.agent
+    browser = config.browser
     settings: Json = {
         "model": config.model.path,
         "dtype": str(compute_dtype(config.model, ranks.device)).removeprefix("torch."),
@@ -126,7 +127,8 @@ def engine_input(prompt: Prompt, preprocessor: Preprocessor) -> Any:
     from vllm.inputs.engine import mm_input, tokens_input
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-    ids, images = list(prompt.ids), preprocessor.images
+    ids = list(prompt.ids)
+    images = preprocessor.images
     if not prompt.images or images is None:
         return tokens_input(ids)
     pixels, grids = zip(*map(images.prepare, prompt.images), strict=True)

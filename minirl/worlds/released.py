@@ -33,7 +33,8 @@ WORDS = read_table("released")
 PHRASES = WORDS["phrases"]
 NOISE = set(WORDS["noise"].split())
 RECORDS = 14  # of a collection that no data are given for
-COUNT, TRIES = 13, 4  # tasks of a site, half of table 6's, and walks that are drawn for each
+COUNT = 13  # tasks of a site, half of table 6's
+TRIES = 4  # walks that are drawn for each
 
 
 def world_of(name: str, fsm: Fsm, data: Any) -> World:

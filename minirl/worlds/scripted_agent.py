@@ -113,7 +113,8 @@ class ScriptedPolicy:
 
     async def visual_response(self, session: Session) -> str:
         """Return the visual agent's calls for what can be done before the next look, or its goodbye."""
-        width, height = session.width, session.height
+        width = session.width
+        height = session.height
         page = self.state.page
         points: dict[str, list[int] | None] = dict.fromkeys(self.search_words)
         calls = []

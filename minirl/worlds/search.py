@@ -23,7 +23,8 @@ from minirl.worlds.interpreter import State, World
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
 NEAR = 5  # records that a list shows without being scrolled, which may be an action of its own
-MAX_PATHS, MAX_TRIES = 10, 20_000  # paths to a goal that get values, and actions tried on each
+MAX_PATHS = 10  # paths to a goal that get values
+MAX_TRIES = 20_000  # actions tried on each
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.solutions import ways_of
 
 WORDS = read_table("thoughts")
-THOUGHTS, INSTRUCTIONS = WORDS["thoughts"], WORDS["asked"]  # by action
+THOUGHTS = WORDS["thoughts"]  # by action
+INSTRUCTIONS = WORDS["asked"]  # by action
 TAGS = re.compile(r"</?(?:think|action)>")
 THOUGHT_TOKENS = 1024
 

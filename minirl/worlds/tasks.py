@@ -30,7 +30,8 @@ WORDS = read_table("tasks")
 FAMILIES = ("solution", "visual", "question")
 MODES = ("search", "scroll", "slider", "sort", "checkbox")
 OUT_OF_SIGHT = 9  # rows of a list before one that is to be scrolled to
-COUNT, TRIES = 8, 60  # tasks of a site, and how many are drawn for them
+COUNT = 8  # tasks of a site
+TRIES = 60  # tasks that are drawn to find so many
 
 
 def make_tasks(world: World, count: int = COUNT) -> list[Task]:

@@ -136,12 +136,13 @@ async def test_an_address_without_a_browser(site, monkeypatch):
     """It is an error at the start; later, episodes go elsewhere, but for one that asks whether it is back."""
     nowhere = "ws://127.0.0.1:9/"
     config = replace(CONFIG, connect=(nowhere,))
-    monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 0.5)
-    with pytest.raises(ValueError, match="no browser can be started .* see that ws://127.0.0.1:9/ answers"):
-        async with BrowserPool(config):
-            pass
-    monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 2.0)
+    with monkeypatch.context() as impatient:
+        impatient.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 0.5)
+        with pytest.raises(ValueError, match="no browser can be started .* see that ws://127.0.0.1:9/"):
+            async with BrowserPool(config):
+                pass
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
+        monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 2.0)
         down = pool.slots[1]
         down.address = nowhere
 

@@ -431,9 +431,13 @@ async def test_sessions_cancelled_while_they_open_or_close_leave_nothing_behind(
     await cdp.detach()
 
 
-async def test_a_browser_without_a_sign_of_life_is_replaced(site, monkeypatch):
-    for name, seconds in {"FIRST_CHECK_SECONDS": 0.2, "CHECK_SECONDS": 0.5, "EXIT_SECONDS": 1.0}.items():
+def check_often(monkeypatch) -> None:
+    for name, seconds in {"CHECK_SECONDS": 0.5, "EXIT_SECONDS": 1.0}.items():
         monkeypatch.setattr(f"minirl.browser.pool.{name}", seconds)
+
+
+async def test_a_browser_without_a_sign_of_life_is_replaced(site, monkeypatch):
+    check_often(monkeypatch)
     async with BrowserPool(CONFIG) as pool:
         first = pool.slots[0].browser
         os.kill(pool.slots[0].pid, signal.SIGSTOP)
@@ -441,3 +445,13 @@ async def test_a_browser_without_a_sign_of_life_is_replaced(site, monkeypatch):
         async with pool.session() as session:
             await session.start(f"{site}/")
         assert pool.launches == 2
+
+
+async def test_a_browser_that_could_not_be_heard_during_updates_is_not_replaced(monkeypatch):
+    check_often(monkeypatch)
+    async with BrowserPool(CONFIG) as pool:
+        first = pool.slots[0].browser
+        for _ in range(40):
+            time.sleep(0.1)  # an update, in the loop's thread
+            await asyncio.sleep(0)
+        assert pool.slots[0].browser is first

@@ -62,7 +62,8 @@ async def call_helper(call: str, session: Session) -> str | None:
     match = HELPER.fullmatch(call)
     if match is None:
         raise NoVerdict(f"{call} is no call of a helper, like func:name('text')")
-    name, argument = match[1], match[2] or match[3] or ""
+    name = match[1]
+    argument = match[2] or match[3] or ""
     match name:
         case "reddit_get_post_url":
             return post_address(argument.replace("__last_url__", session.page.url))
