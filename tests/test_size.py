@@ -10,6 +10,7 @@ import subprocess
 import tokenize
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,7 @@ def test_functions_and_modules_are_short():
     assert not long
 
 
+@cache
 def nodes_of_code() -> list[tuple[str, ast.AST]]:
     """All nodes of the project's code but its tests, each with its place."""
     files = [file for file in FILES if file.suffix == ".py" and file.relative_to(ROOT).parts[0] != "tests"]
