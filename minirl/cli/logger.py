@@ -62,13 +62,15 @@ class Logger:
             try:
                 import wandb  # optional
             except ImportError:
-                raise ValueError("WANDB_PROJECT: pip install wandb, or unset it") from None
+                raise ValueError("WANDB_PROJECT needs wandb: pip install wandb, or unset it") from None
             self.wandb = wandb.init(project=project, name=name, config=run.config())
         if folder and run.records:
             try:
                 from torch.utils.tensorboard import SummaryWriter  # optional
             except ImportError:
-                raise ValueError("TENSORBOARD_LOGGING_DIR: pip install tensorboard, or unset it") from None
+                raise ValueError(
+                    "TENSORBOARD_LOGGING_DIR needs tensorboard: pip install tensorboard, or unset it"
+                ) from None
             self.board = SummaryWriter(os.path.join(folder, name))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -138,7 +138,8 @@ async def test_an_address_without_a_browser(site, monkeypatch):
     config = replace(CONFIG, connect=(nowhere,))
     with monkeypatch.context() as impatient:
         impatient.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 0.5)
-        with pytest.raises(ValueError, match="no browser can be started .* see that ws://127.0.0.1:9/"):
+        problem = "no browser can be started .* see that ws://127.0.0.1:9/ answers"
+        with pytest.raises(ValueError, match=problem):
             async with BrowserPool(config):
                 pass
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
