@@ -83,7 +83,9 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
 
 async def attempt(experiment: Experiment, ledger: resume.Ledger, missing: Sequence[tuple[Task, int]]) -> None:
     """Run an episode per task and seed. Samples depend on these, the config's seed and the weights."""
-    await experiment.reset_sites()
+    from minirl.browser.servers import reset_sites
+
+    await reset_sites(experiment)
     steps = experiment.config.eval.max_steps
     async with experiment.worker() as worker:
         with progress("evaluating", len(missing)) as meter:

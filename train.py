@@ -108,11 +108,6 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "train.py")
-    if config.plan:
-        from minirl.cli.memory_plan import plan, show
-
-        show(plan(config))
-        return
     check_run(config)
     if config.replay:
         config = replace(config, steps=min(config.steps, len(Run(config.replay).step_labels())))

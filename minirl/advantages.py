@@ -3,7 +3,7 @@
 Deviations from OpenWebRL's released code:
 
 1. Trajectories whose ending says nothing about the policy leave before GRPO's statistics. With
-   `--reward.invalid mask` they stay, as zeros without a gradient, and count in a minibatch's turns.
+   `--reward.invalid mask` they count in its mean and deviation, with a reward of 0; they are not trained on.
 2. An aborted rollout does not take its group with it.
 """
 

@@ -37,7 +37,7 @@ def compared(values: Sequence[float], eps: float) -> list[float]:
 
 
 def turn_advantages(group: Group, config: LossConfig) -> list[list[float]]:
-    """Return an advantage for each turn of every trajectory.
+    """Return an advantage for each turn of every trajectory, by return-to-go or GiGPO.
 
     Let one episode pass the states list and item and earn 1, and the other list, list and item, and earn 0.
     The returns in list are 0.95, 0 and 0, in item 1 and 0: GiGPO's second advantages are 1.155, -0.577 and
@@ -64,19 +64,20 @@ def turn_advantages(group: Group, config: LossConfig) -> list[list[float]]:
 
 
 def assign_credit(groups: Sequence[Group], config: LossConfig) -> list[Group]:
-    """Return the groups with an advantage for each turn, unless every turn has its trajectory's."""
-    if config.credit == "trajectory":
-        return list(groups)
+    """Return the groups with an advantage for each turn, or with none, if every turn has its trajectory's."""
     credited = []
     for group in groups:
-        valid = tuple(trajectory for trajectory in group if trajectory.valid)
-        values = iter(turn_advantages(valid, config))
-        members = [with_credit(t, next(values)) if t.valid else t for t in group]
+        if config.credit == "trajectory":  # a replayed turn has what another run gave it
+            members = [with_credit(t, [None] * len(t.turns)) for t in group]
+        else:
+            valid = tuple(trajectory for trajectory in group if trajectory.valid)
+            values = iter(turn_advantages(valid, config))
+            members = [with_credit(t, next(values)) if t.valid else t for t in group]
         credited.append(tuple(members))
     return credited
 
 
-def with_credit(trajectory: Trajectory, values: Sequence[float]) -> Trajectory:
+def with_credit(trajectory: Trajectory, values: Sequence[float | None]) -> Trajectory:
     """Return the trajectory with these advantages at its turns."""
     pairs = zip(trajectory.turns, values, strict=True)
     return replace(trajectory, turns=tuple(replace(turn, advantage=value) for turn, value in pairs))

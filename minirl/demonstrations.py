@@ -19,12 +19,12 @@ from minirl.types import Feedback, Observation, Trajectory
 def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
     """Return a dump's successes with the ids that our model would have read and said; their screenshots are
     put where the harness's are. ValueError if the file is no dump, or holds no success."""
-    run = Run(path.resolve().parents[1])
-    label = path.stem
-    if run.trajectory_path(label) != path.resolve():
+    folder = path.resolve().parent
+    if folder.name != "trajectories" or path.suffix != ".jsonl":
         fix = "read public records into one first, with python -m minirl.data read"
         raise ValueError(f"--sft.demos {path} is no dump in a run's trajectories folder: {fix}")
-    successes = [episode for episode in run.load_trajectories(label) if episode.success and episode.valid]
+    run = Run(folder.parent)
+    successes = [episode for episode in run.load_trajectories(path.stem) if episode.success and episode.valid]
     if not successes:
         raise ValueError(f"--sft.demos {path} holds no success to clone")
     closing = harness.preprocessor.chat.closing

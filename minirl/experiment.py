@@ -155,15 +155,6 @@ class Experiment:
             say(f"{len(loaded) - len(solutions)} demonstrations solve held-out tasks, and were left out")
         return solutions
 
-    async def reset_sites(self) -> None:
-        """Have WebArena's sites put back to how they were, if the config names a server for that."""
-        from minirl.browser.servers import reset
-
-        if self.config.task.reset and self.ranks.is_main:
-            with progress("resetting the sites"):
-                await reset(self.config.task.reset)
-        self.ranks.barrier()
-
 
 @contextlib.asynccontextmanager
 async def open_browsers(

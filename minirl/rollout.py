@@ -52,13 +52,13 @@ class TaskStream:
     so a run is resumed by its cursor."""
 
     def __init__(self, tasks: Sequence[Task], seed: int):
-        if not tasks:
-            raise ValueError("the task set is empty")
         self.tasks = tasks
         self.seed = seed
         self.orders: dict[int, list[Task]] = {}  # by pass
 
     def __getitem__(self, n: int) -> Task:
+        if not self.tasks:
+            raise ValueError("the task set is empty")
         number, place = divmod(n, len(self.tasks))
         if number not in self.orders:
             order = list(self.tasks)

@@ -29,7 +29,7 @@ from minirl.config import LossConfig
 from minirl.console import say
 from minirl.loss import turn_weights
 from minirl.model import Encoded, Preprocessor, encode, padded_inputs
-from minirl.types import Group, ImageStore, Json, Trajectory
+from minirl.types import Group, ImageStore, Json, RunEnds, Trajectory
 
 BLANK = "blank"  # names BLANK_PNG, which is in no store: for rows that must show a picture and have none
 BLANK_PNG = io.BytesIO()
@@ -69,7 +69,7 @@ class TrajectoryRows:
 
 def make_rows(groups: list[Group], config: LossConfig) -> list[TrajectoryRows]:
     """Return the trajectories to train on: no invalid one, which a KL term would train even with an advantage
-    of 0, and for filtered behaviour cloning the successes. ValueError if there is none."""
+    of 0, and for filtered behaviour cloning the successes. RunEnds if there is none."""
     trajectories = []
     for number, group in enumerate(groups):
         for trajectory in group:
@@ -77,7 +77,7 @@ def make_rows(groups: list[Group], config: LossConfig) -> list[TrajectoryRows]:
             if trajectory.valid and (advantage or config.method != "filtered-bc"):
                 trajectories.append(TrajectoryRows(number, turn_rows(trajectory, advantage)))
     if not trajectories:
-        raise ValueError("no success to learn from; the warm start must succeed sometimes")
+        raise RunEnds("no success to learn from; the warm start must succeed sometimes")
     return trajectories
 
 

@@ -1,6 +1,6 @@
 """The run folder: everything that a run leaves on disk, and the only code that writes it.
 
-    config.json                                   the settings, written once
+    config.json                                   the settings of the newest start
     starts.jsonl                                  one line per start: the command and its commit
     metrics.jsonl, evals.jsonl                    one line per RL step, one per held-out evaluation
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -48,8 +49,8 @@ STEP_LABEL = re.compile(r"step_(\d+)")
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` beside `path`, then rename it: `path` is the old file or the new one, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # two ranks that write the same screenshot must not share a temporary file
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # ranks, of several machines too, that write the same screenshot must not share a temporary file
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     temporary.write_bytes(content)
     temporary.rename(path)
 
@@ -200,12 +201,14 @@ class Run:
     def metrics(self) -> list[Json]:
         return read_records(self.root / "metrics.jsonl", dict)
 
-    def add_eval(self, label: str, **row: Any) -> None:
+    def add_eval(self, label: str, **numbers: Any) -> Json:
         """Record a held-out evaluation: `step`, `success` of `n` episodes, its interval `low` to `high`. It
-        replaces one of its label, which was made before a resume."""
+        replaces one of its label, which was made before a resume. Return its row."""
+        row = {"label": label, **numbers}
         if self.records:
             others = [earlier for earlier in self.evals() if earlier["label"] != label]
-            write_lines(self.root / "evals.jsonl", [*others, {"label": label, **row}])
+            write_lines(self.root / "evals.jsonl", [*others, row])
+        return row
 
     def evals(self) -> list[Json]:
         return read_records(self.root / "evals.jsonl", dict)

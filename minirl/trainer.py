@@ -296,8 +296,8 @@ def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -
 
 
 def validation_split(examples: list[TrajectoryRows], sft: SftConfig) -> list[TrajectoryRows]:
-    """Return the examples that are not cloned, but tell when to stop (--sft.held-back)."""
-    return examples[: round(sft.held_back * len(examples))]
+    """Return the examples that are not cloned, but tell when to stop (--sft.held-back), rounded down."""
+    return examples[: int(sft.held_back * len(examples))]
 
 
 def cosine(update: int, total: int, warmup: float) -> float:

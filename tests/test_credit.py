@@ -59,6 +59,16 @@ def test_without_states_pages_that_look_alike_are_one():
     assert state_of(turn) != state_of(replace(turn, page_text="<p>"))
 
 
+def test_a_replay_gives_its_own_credit():
+    """A dump has the advantages of the run that wrote it."""
+    dumped = assign_credit(assign_advantages([GROUP], LossConfig()), LossConfig(credit="gigpo", std_eps=0.0))
+    permuted = [replace(t, reward=1 - t.reward) for t in dumped[0]]
+    assert credited(LossConfig(std_eps=0.0), *permuted) == [
+        pytest.approx([-0.707, -0.707], abs=1e-3),
+        pytest.approx([0.707, 0.707, 0.707], abs=1e-3),
+    ]
+
+
 def test_an_episode_that_a_browser_spoiled_takes_no_part():
     spoiled = episode(2, 0.0, "list", "item", stop=Stop.INFRA_ERROR)
     config = LossConfig(credit="gigpo", std_eps=0.0)

@@ -322,8 +322,8 @@ def test_a_task_stream_passes_over_all_tasks_and_is_resumed_by_its_cursor(monkey
     assert shuffled.call_count == 2, "once a pass"
     assert sorted(first) == sorted(second) == [str(i) for i in range(7)] and first != second
     assert [TaskStream(tasks, seed=3)[n].id for n in range(7, 14)] == second
-    with pytest.raises(ValueError, match="empty"):
-        TaskStream([], seed=3)
+    with pytest.raises(ValueError, match="empty"):  # of a replay, which takes none, it may be
+        TaskStream([], seed=3)[0]
 
 
 async def test_training_and_evaluation_sample_each_in_their_own_way():

@@ -21,7 +21,7 @@ from minirl.rows import (
     minibatches,
     turn_rows,
 )
-from minirl.types import Group, Stop, Trajectory, Turn
+from minirl.types import Group, RunEnds, Stop, Trajectory, Turn
 
 
 def test_the_rows_of_a_trajectory():
@@ -49,7 +49,7 @@ def test_filtered_cloning_takes_the_successes_and_needs_one():
     config = LossConfig("filtered-bc")
     kept = make_rows([group_of((bad,), 0.0), group_of((bad, good), 0.0, 1.0)], config)
     assert kept == [TrajectoryRows(1, turn_rows(good, 1.0))]
-    with pytest.raises(ValueError, match="no success to learn from"):
+    with pytest.raises(RunEnds, match="no success to learn from"):
         make_rows([group_of((bad,), 0.0)], config)
 
 

@@ -29,7 +29,7 @@ from minirl.config import LossConfig, ModelConfig, SftConfig
 from minirl.distributed import full_tensor
 from minirl.model import Images, load_model
 from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows, weighted
-from minirl.trainer import Trainer, cloning_batches, cores
+from minirl.trainer import Trainer, cloning_batches, cores, validation_split
 from minirl.types import Group, Trajectory, Turn
 
 
@@ -265,6 +265,11 @@ def test_a_text_model_has_nothing_to_freeze(preprocessor, ranks, groups, tmp_pat
     usual = make_trainer(text, ranks)
     other = make_trainer(text, ranks, model={"freeze_vision": frozen})
     assert usual.sft_step(rows, lr=1e-3) == other.sft_step(rows, lr=1e-3)
+
+
+def test_of_few_examples_one_at_least_is_cloned():
+    examples = [TrajectoryRows(0, ())] * 3
+    assert validation_split(examples, SftConfig(held_back=0.9)) == examples[:2]
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(70, [32, 38]), (90, [32, 32, 26])])

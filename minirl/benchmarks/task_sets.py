@@ -116,6 +116,8 @@ def load_source(source: str, count: int | None, config: Config) -> list[Task]:
     # one of each site, then a second one of each, and so on
     rounds = itertools.zip_longest(*by_site)
     mixed = [task for tasks in rounds for task in tasks if task is not None]
+    if not mixed:
+        raise ValueError(f"{source} has no task that this agent has the means for")
     return mixed[:count]
 
 

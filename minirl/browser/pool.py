@@ -162,7 +162,7 @@ class BrowserPool:
         """Return a browser elsewhere. While it is being started it refuses, and episodes go to others."""
         chromium = playwright.chromium
         connect = chromium.connect_over_cdp if slot.address.startswith(CDP) else chromium.connect
-        deadline = time.monotonic() + ACQUIRE_SECONDS
+        deadline = time.monotonic() + ACQUIRE_SECONDS / 3  # an episode tries twice, and is told why it fails
         while True:
             try:
                 browser = await connect(slot.address.removeprefix(CDP), timeout=1000 * START_SECONDS)

@@ -22,11 +22,13 @@ from pydantic import TypeAdapter
 
 from minirl.browser.access import Place, host_and_port, is_address
 from minirl.config import ACQUIRE_SECONDS
+from minirl.console import progress
 from minirl.run_folder import read_as
 from minirl.types import BrowserFault, RunEnds, Stop
 
 if TYPE_CHECKING:
     from minirl.distributed import Ranks
+    from minirl.experiment import Experiment
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
 RESET_SECONDS = 600.0  # for all sites to be made anew
@@ -103,6 +105,22 @@ async def reset(address: str) -> None:
             return
     problem = f"the sites at {address} were not ready {RESET_SECONDS:g} s after their reset"
     raise RunEnds(f"{problem} ({body[:80]!r})")
+
+
+async def reset_sites(experiment: "Experiment") -> None:
+    """Have WebArena's sites put back to how they were, if the config names a server for that. RunEnds on all
+    ranks if it can't be done."""
+    address = experiment.config.task.reset
+    fault = ""
+    if address and experiment.ranks.is_main:
+        try:
+            with progress("resetting the sites"):
+                await reset(address)
+        except RunEnds as end:
+            fault = str(end)
+    fault = experiment.ranks.broadcast(fault)
+    if fault:
+        raise RunEnds(fault)
 
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:

@@ -17,21 +17,6 @@ from minirl.console import say
 from minirl.run_folder import Run, flatten, write_atomic
 from minirl.types import Json
 
-# What is drawn: the title, the key of metrics.jsonl, and the sentence below
-CHARTS = (
-    ("Success", "success", "Share of a training step's episodes, on the tasks that are practised."),
-    ("Held-out success", "held out", "By evaluations; a dot is one."),
-    ("Reward", "reward", "Mean of a step's episodes."),
-    ("Turns per episode", "turns", "Mean of a step's episodes."),
-    ("Tokens sampled per episode", "response_tokens", "Mean of a step's episodes."),
-    ("Entropy", "entropy", "Nats a token: how undecided the policy is."),
-    ("Importance ratio", "ratio_mean", "Probability of a token now, over that when it was sampled."),
-    ("Clip fraction", "clip_fraction", "Share of tokens whose ratio is beyond the clip."),
-    ("Gradient norm", "grad_norm", "Mean of a step's updates."),
-    ("Groups kept", "groups_kept", "Those whose episodes did not all earn alike."),
-    ("Seconds", "seconds/total", "Of each step."),
-)
-
 
 @dataclass(frozen=True)
 class Options:
@@ -59,7 +44,7 @@ def compare(folders: Sequence[Path], out: Path) -> None:
         names=names,
         settings=differing,
         rates=rates(runs),
-        data={"series": for_json(curves(runs, names)), "evals": [], "dumps": [], "charts": charts()},
+        data={"series": for_json(curves(runs, names)), "evals": [], "dumps": [], "compared": True},
     )
     write_atomic(out, page.encode("utf-8", "replace"))
 
@@ -72,7 +57,7 @@ def rates(runs: Sequence[Run]) -> dict[str, list[Json | None]]:
 
 
 def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return a series "KEY of NAME" for every chart and run, over all steps that any run has; None: a gap."""
+    """Return a series "KEY of NAME" for each number and run, over all steps that any run has; None: a gap."""
     by_step: list[dict[int, Json]] = []
     for run in runs:
         rows: dict[int, Json] = {row["step"]: dict(row) for row in run.metrics()}
@@ -80,19 +65,12 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
             rows.setdefault(row["step"], {})["held out"] = row["success"]
         by_step.append(rows)
     steps = sorted(set().union(*by_step))
+    keys = dict.fromkeys(key for rows in by_step for row in rows.values() for key in row)
     series: dict[str, list[Any]] = {"step": steps}
     for name, rows in zip(names, by_step, strict=True):
-        for _, key, _ in CHARTS:
+        for key in keys:
             series[f"{key} of {name}"] = [rows.get(step, {}).get(key) for step in steps]
     return series
-
-
-def charts() -> list[Json]:
-    """Return the charts as report.js reads them."""
-    return [
-        {"title": title, "prefix": f"{key} of ", "zero": True, "says": sentence}
-        for title, key, sentence in CHARTS
-    ]
 
 
 def run(argv: Sequence[str]) -> None:

@@ -32,8 +32,13 @@ FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes", "warm_sta
 
 
 def check_run(config: Config) -> None:
-    """Raise ValueError if the config can't be trained with, or two runs would mix in the run's folder. A run
-    that is finished ends the script here."""
+    """Raise ValueError if the config can't be trained with, or two runs would mix in the run's folder. The
+    script ends here if only its `--plan` is asked for, or the run is finished."""
+    if config.plan:
+        from minirl.cli.memory_plan import plan, show
+
+        show(plan(config))
+        raise SystemExit
     if config.sampler.kind == "remote":
         raise ValueError("--sampler remote: a served model can't be trained; use eval.py, or --sft.demos")
     for name in ("train", "heldout"):
@@ -45,9 +50,12 @@ def check_run(config: Config) -> None:
     folder = config.run_dir
     run = Run(folder)
     given = flatten(to_json(config))
+    recorded = flatten(run.config())
     if config.model.path == "tiny":
         given["model.path"] = str((config.replay or folder) / "model")
-    for name, value in flatten(run.config()).items():
+        if (folder / "model").is_dir():  # its own, which has moved with it
+            recorded["model.path"] = given["model.path"]
+    for name, value in recorded.items():
         if name not in given:
             raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
         if name.startswith(FIXED) and given[name] != value:
@@ -62,7 +70,7 @@ def check_run(config: Config) -> None:
     ends = {row["label"]: row["step"] for row in run.evals()}
     if config.resume and ends.get(PHASES["after_rl"], 0) >= config.steps:
         say(f"{folder} has finished its {config.steps} steps; a larger --steps goes on")
-        raise SystemExit(0)
+        raise SystemExit
 
 
 async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_start: Callable) -> State:
@@ -103,7 +111,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
         experiment.run.truncate_after(state["step"])
     worker.sync(trainer.weights())
     label = "before" if config.warm_start == "none" else "after_sft"
-    if not isinstance(worker, Replay) and PHASES[label] not in evaluated(experiment):
+    if not (is_resumed or isinstance(worker, Replay)) and PHASES[label] not in evaluated(experiment):
         await evaluate(experiment, worker, experiment.tasks.heldout, label, 0)
     return state
 
@@ -112,7 +120,9 @@ async def evaluate(
     experiment: Experiment, worker: RolloutWorker, tasks: Sequence[Task], label: str, step: int
 ) -> None:
     """Record the success on tasks under `label`. The episodes are kept as the dump `label`."""
-    await experiment.reset_sites()
+    from minirl.browser.servers import reset_sites
+
+    await reset_sites(experiment)
     places = [(task, n) for n, task in enumerate(tasks)]
     max_steps = experiment.config.eval.max_steps
     with progress(f"evaluating {label}", len(tasks)) as meter:
@@ -121,7 +131,7 @@ async def evaluate(
     # as eval.py counts, without aborted ones
     valid = [trajectory for trajectory in trajectories if trajectory.stop.is_agent_fault]
     if not valid:
-        raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
+        raise RunEnds(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
     successes = sum(trajectory.success for trajectory in valid)
     aborted = len(trajectories) - len(valid)
     experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid), aborted)
@@ -170,7 +180,8 @@ def save(experiment: Experiment, state: State) -> None:
     if state["step"] and name != experiment.checkpoints.newest:
         experiment.checkpoints.save(name, state)
         rollout = experiment.config.rollout
-        if not rollout.delay:  # else the next step's screenshots are there, which no dump names yet
+        # with a delay the next step's screenshots are there, which no dump names yet
+        if not rollout.delay or state["step"] >= experiment.config.steps:
             experiment.run.prune(keep_steps=state["step"] if rollout.dump_all else KEPT_DUMPS)
         experiment.ranks.barrier()  # the others' next episodes would store screenshots that no dump names
 

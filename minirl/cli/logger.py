@@ -71,7 +71,7 @@ class Logger:
                 raise ValueError(
                     "TENSORBOARD_LOGGING_DIR needs tensorboard: pip install tensorboard, or unset it"
                 ) from None
-            self.board = SummaryWriter(os.path.join(folder, name))
+            self.board = SummaryWriter(f"{folder}/{name}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
@@ -83,16 +83,7 @@ class Logger:
         """Record and print an evaluation of `n` episodes; `aborted` more are in no rate."""
         low, high = wilson(successes, n)
         rate = successes / n
-        row = {
-            "label": label,
-            "step": step,
-            "success": rate,
-            "low": low,
-            "high": high,
-            "n": n,
-            "invalid": aborted,
-        }
-        self.run.add_eval(**row)
+        row = self.run.add_eval(label, step=step, success=rate, low=low, high=high, n=n, invalid=aborted)
         self._send(step, {"eval/success": rate, "eval/low": low, "eval/high": high})
         say(rate_line(row), "bold green")
         self.report()

@@ -30,10 +30,11 @@ function short(x) {
 // ---- Curves ------------------------------------------------------------------------------------
 
 // `says` stands under each chart: what is drawn, in which unit, and what to watch for.
-// Another page may bring charts of its own.
-const CHARTS = data.charts || [
+// On a page of several runs each is a line: of the chart's first number, or of the one named by `of`.
+const CHARTS = [
   {title: "Success", keys: {success: "training"}, evals: true, top: 1, zero: true, says: "Share of episodes. " +
     "Training samples freely, on the tasks it practises; held-out tasks are others, so the two may lie far apart."},
+  {title: "Held-out success", keys: {"held out": ""}, top: 1, zero: true, says: "By evaluations; a dot is one."},
   {title: "Reward", keys: {reward: "mean", reward_std: "deviation"}, says: "Of a step's episodes. " +
     "Where the deviation goes to 0 all episodes earn alike, and nothing more is learned."},
   {title: "Turns per episode", keys: {turns: "turns"}, zero: true, says: "Mean of a step's episodes."},
@@ -54,7 +55,7 @@ const CHARTS = data.charts || [
   {title: "Groups", zero: true, keys: {groups_submitted: "submitted", groups_kept: "kept",
     groups_dropped: "dropped", invalid: "invalid episodes"},
     says: "Those dropped had equal rewards in all their episodes: too easy, or too hard."},
-  {title: "Seconds by phase", prefix: "seconds/", zero: true, says: "Of each step."},
+  {title: "Seconds by phase", prefix: "seconds/", of: "seconds/total", zero: true, says: "Of each step."},
   {title: "Stops by kind", prefix: "stop/", zero: true, says: "Episodes of a step, by what ended them."},
   {title: "Why episodes fail", prefix: "error/", zero: true,
     says: "Failed episodes of a step, by how their turns went (OpenWebRL, appendix E)."},
@@ -79,9 +80,11 @@ function learning(id, title, cards) {
 function card(spec) {
   const {series} = data;
   let keys = Object.entries(spec.keys || {});
-  if (spec.prefix) {
-    keys = Object.keys(series).filter(key => key.startsWith(spec.prefix) && key !== "seconds/total")
-      .map(key => [key, key.slice(spec.prefix.length)]);
+  const prefix = data.compared ? `${spec.of || keys[0]?.[0]} of ` : spec.prefix;
+  if (data.compared && keys.length > 1) spec = {...spec, title: `${spec.title}, ${keys[0][1]}`};
+  if (prefix) {
+    keys = Object.keys(series).filter(key => key.startsWith(prefix) && key !== "seconds/total")
+      .map(key => [key, key.slice(prefix.length)]);
   }
   // what is 0 throughout says nothing, but for the success
   const has = key => (series[key] || []).some(x => known(x) && (x !== 0 || spec.evals));

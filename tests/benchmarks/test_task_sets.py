@@ -178,8 +178,13 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     sets = make_task_sets(config)
     assert [task.id for task in sets.train] == [f"hotels-easy-{n}-{i}" for i in (0, 1) for n in (0, 1)]
     assert [task.id for task in sets.heldout] == ["hotels-easy-2-0", "hotels-easy-2-1"]
-    text = make_task_sets(replace(config, agent=replace(config.agent, kind="text")))
+    text_config = replace(config, agent=replace(config.agent, kind="text"))
+    text = make_task_sets(text_config)
     assert [task.id for task in text.train] == ["hotels-easy-0-1", "hotels-easy-1-1"]
+    save_tasks(tmp_path / "dragged" / "tasks.jsonl", [task for task in sets.heldout if "-0" in task.id[-2:]])
+    alone = replace(text_config, task=replace(config.task, heldout=str(tmp_path / "dragged")))
+    with pytest.raises(ValueError, match="dragged has no task that this agent has the means for"):
+        make_task_sets(alone)
     other = make_task_sets(replace(config, agent=replace(config.agent, kind="autowebworld")))
     assert other == sets, "it sees, and can do all that the visual agent can"
     assert [site.name for site in sites_of(sets.all)] == [f"hotels-easy-{n}" for n in (2, 0, 1)]

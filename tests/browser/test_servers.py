@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import stand_in
@@ -85,6 +86,22 @@ async def test_a_slot_is_waited_for_so_long_and_one_that_can_not_be_reset_ends_t
         async with take(broken):
             pass
     assert broken.qsize() == 1
+
+
+async def test_all_ranks_end_where_the_sites_can_not_be_reset(worlds):
+    """The first one asks; what it hears is told to the others, which would wait for it."""
+    told = []
+
+    def rank(is_main: bool, reset: str) -> Mock:
+        ranks = Mock(is_main=is_main, broadcast=lambda value: told.append(value) or told[0])
+        return Mock(ranks=ranks, config=Mock(task=Mock(reset=reset)))
+
+    for is_main in (True, False):
+        with pytest.raises(RunEnds, match="http://127.0.0.1:9/reset answered nothing"):
+            await servers.reset_sites(rank(is_main, "http://127.0.0.1:9"))
+    told.clear()
+    await servers.reset_sites(rank(True, worlds[0].reset))
+    assert worlds[0].resets == 1 and told == [""]
 
 
 GOOD = {"sites": {"SHOPPING": "http://10.0.0.2:80"}, "reset": "http://10.0.0.2:7565"}

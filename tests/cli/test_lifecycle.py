@@ -10,10 +10,10 @@ from peers import alone
 
 from minirl.cli import lifecycle
 from minirl.config import EvalConfig, to_json
-from minirl.recipes import tiny
+from minirl.recipes import openwebrl_4b, tiny
 from minirl.rollout import Collected
 from minirl.run_folder import Run
-from minirl.types import Stop, Task, Trajectory
+from minirl.types import RunEnds, Stop, Task, Trajectory
 
 TASK = Task("t", "Do it.", "http://shop-0.test/")
 
@@ -21,7 +21,7 @@ TASK = Task("t", "Do it.", "http://shop-0.test/")
 @pytest.fixture
 def experiment(tmp_path) -> Mock:
     """One that has no evaluation and no checkpoint behind it."""
-    experiment = Mock(config=tiny(), ranks=alone(), reset_sites=AsyncMock())
+    experiment = Mock(config=tiny(), ranks=alone())
     experiment.tasks = SimpleNamespace(heldout=[TASK] * 4, validation=[TASK] * 3)
     experiment.run.evals.return_value = []
     experiment.checkpoints.folder, experiment.checkpoints.newest = tmp_path, ""
@@ -43,7 +43,7 @@ async def test_a_rate_leaves_out_what_was_aborted_and_says_so(experiment):
     await lifecycle.evaluate(experiment, make_worker(*ends), [TASK] * 4, "after_sft", 0)
     experiment.run.save_trajectories.assert_called_once_with("after_sft", ends)
     aborted = make_worker(ended(Stop.INFRA_ERROR), ended(Stop.INFRA_ERROR))
-    with pytest.raises(ValueError, match="before: no episode counts; of the first one: the reason"):
+    with pytest.raises(RunEnds, match="before: no episode counts; of the first one: the reason"):
         await lifecycle.evaluate(experiment, aborted, [TASK] * 2, "before", 0)
     experiment.log.evaluation.assert_called_once_with("after SFT", 0, 1, 3, 1)
 
@@ -101,6 +101,15 @@ def test_a_step_ends_with_dump_metrics_and_a_checkpoint_if_one_is_due(experiment
     experiment.checkpoints.save.assert_called_once_with("step_00002", state)
 
 
+def test_a_delayed_run_is_pruned_at_its_end(experiment):
+    """Before, the next step's episodes have stored screenshots that no dump names yet."""
+    rollout = replace(experiment.config.rollout, delay=1)
+    experiment.config = replace(experiment.config, rollout=rollout, steps=4)
+    for step, pruned in ((3, []), (4, [call.prune(keep_steps=10)])):
+        lifecycle.save(experiment, {"step": step})
+        assert experiment.run.mock_calls == pruned
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_interrupted_rank_saves_if_it_is_alone(experiment, capsys, world):
     """Several ranks are not stopped at the same place, so that what they hold does not fit together."""
@@ -130,7 +139,7 @@ def test_nothing_is_saved_before_the_first_step_and_no_step_twice(experiment, st
     ],
 )
 async def test_where_a_run_begins(experiment, tmp_path, settings, saved, start, cloned, state):
-    """As it is, cloned, from given weights, or where it was left; then held-out tasks are evaluated once."""
+    """As it is, cloned, from given weights, or where it was left; of a start held-out tasks are evaluated."""
     if saved:
         (tmp_path / "step_00004").mkdir()
     experiment.config = replace(experiment.config, name=str(tmp_path), **settings)
@@ -147,7 +156,8 @@ async def test_where_a_run_begins(experiment, tmp_path, settings, saved, start, 
     )
     assert experiment.run.truncate_after.mock_calls == [call(4 if saved else -1)]
     label = "before training" if settings.get("warm_start") == "none" else "after SFT"
-    experiment.log.evaluation.assert_called_once_with(label, 0, 0, 4, 0)
+    evaluations = experiment.log.evaluation.mock_calls
+    assert evaluations == ([] if saved else [call(label, 0, 0, 4, 0)])
 
 
 async def test_reinforcement_adapts_what_was_cloned(experiment, tmp_path):
@@ -159,6 +169,25 @@ async def test_reinforcement_adapts_what_was_cloned(experiment, tmp_path):
     await lifecycle.begin(experiment, make_worker(*[ended()] * 4), order.warm_start)
     assert [name for name, *_ in order.mock_calls] == ["warm_start", "start_from"]
     order.start_from.assert_called_once_with(tmp_path / "checkpoints/sft")
+
+
+def test_a_run_that_was_moved_goes_on_and_one_of_another_model_does_not(tmp_path):
+    folder = tmp_path / "after"
+    config = replace(tiny(), name=str(folder))
+    before = replace(config.model, path=str(tmp_path / "before/model"))
+    Run(folder).write_config(to_json(replace(config, model=before)))
+    with pytest.raises(ValueError, match="after was made with model.path .*before/model, not"):
+        lifecycle.check_run(config)
+    (folder / "model").mkdir()
+    lifecycle.check_run(config)
+
+
+def test_a_plan_is_all_that_is_made(tmp_path, capsys):
+    """For cloning, too, which asks the same question first."""
+    config = replace(openwebrl_4b(), name=str(tmp_path / "run"), plan="1x80")
+    with pytest.raises(SystemExit):
+        lifecycle.check_run(config)
+    assert "1 x 80 GB" in capsys.readouterr().out and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["zero", "agent.names", "browser.calm_ms"])

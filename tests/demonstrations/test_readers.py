@@ -5,6 +5,7 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,8 @@ def test_a_dump_is_told_again_whoever_made_its_ids_but_not_in_another_agents_wor
 def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path):
     with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
         load_demonstrations(PUBLIC / "webrl_policy.json", harness("text"))
+    with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
+        load_demonstrations(Path("/demos.jsonl"), harness("text"))
     flags = ["--out", str(tmp_path), "--recipe", "webrl"]
     with pytest.raises(ValueError, match="unknown recipe 'webrl'; there are tiny, "):
         script.run(["read", str(PUBLIC / "webrl_policy.json"), *flags])
