@@ -38,7 +38,7 @@ def check_run(config: Config) -> None:
         from minirl.cli.memory_plan import plan, show
 
         show(plan(config))
-        raise SystemExit
+        raise SystemExit(0)
     if config.sampler.kind == "remote":
         raise ValueError("--sampler remote: a served model can't be trained; use eval.py, or --sft.demos")
     for name in ("train", "heldout"):
@@ -70,7 +70,7 @@ def check_run(config: Config) -> None:
     ends = {row["label"]: row["step"] for row in run.evals()}
     if config.resume and ends.get(PHASES["after_rl"], 0) >= config.steps:
         say(f"{folder} has finished its {config.steps} steps; a larger --steps goes on")
-        raise SystemExit
+        raise SystemExit(0)
 
 
 async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_start: Callable) -> State:
