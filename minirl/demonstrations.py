@@ -19,11 +19,11 @@ from minirl.types import Feedback, Observation, Trajectory
 def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
     """Return a dump's successes with the ids that our model would have read and said; their screenshots are
     put where the harness's are. ValueError if the file is no dump, or holds no success."""
-    folder = path.resolve().parent
-    if folder.name != "trajectories" or path.suffix != ".jsonl":
+    file = path.resolve()
+    if file.parent.name != "trajectories" or file.name != f"{path.stem}.jsonl":
         fix = "read public records into one first, with python -m minirl.data read"
         raise ValueError(f"--sft.demos {path} is no dump in a run's trajectories folder: {fix}")
-    run = Run(folder.parent)
+    run = Run(file.parent.parent)
     successes = [episode for episode in run.load_trajectories(path.stem) if episode.success and episode.valid]
     if not successes:
         raise ValueError(f"--sft.demos {path} holds no success to clone")

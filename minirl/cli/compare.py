@@ -60,7 +60,7 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
     """Return a series "KEY of NAME" for each number and run, over all steps that any run has; None: a gap."""
     by_step: list[dict[int, Json]] = []
     for run in runs:
-        rows: dict[int, Json] = {row["step"]: dict(row) for row in run.metrics()}
+        rows = {row["step"]: dict(row) for row in run.metrics()}
         for row in run.evals():
             rows.setdefault(row["step"], {})["held out"] = row["success"]
         by_step.append(rows)

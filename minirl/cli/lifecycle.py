@@ -111,7 +111,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
         experiment.run.truncate_after(state["step"])
     worker.sync(trainer.weights())
     label = "before" if config.warm_start == "none" else "after_sft"
-    if not (is_resumed or isinstance(worker, Replay)) and PHASES[label] not in evaluated(experiment):
+    if not is_resumed and not isinstance(worker, Replay) and PHASES[label] not in evaluated(experiment):
         await evaluate(experiment, worker, experiment.tasks.heldout, label, 0)
     return state
 

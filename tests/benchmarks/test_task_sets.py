@@ -181,7 +181,7 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     text_config = replace(config, agent=replace(config.agent, kind="text"))
     text = make_task_sets(text_config)
     assert [task.id for task in text.train] == ["hotels-easy-0-1", "hotels-easy-1-1"]
-    save_tasks(tmp_path / "dragged" / "tasks.jsonl", [task for task in sets.heldout if "-0" in task.id[-2:]])
+    save_tasks(tmp_path / "dragged" / "tasks.jsonl", sets.heldout[:1])
     alone = replace(text_config, task=replace(config.task, heldout=str(tmp_path / "dragged")))
     with pytest.raises(ValueError, match="dragged has no task that this agent has the means for"):
         make_task_sets(alone)

@@ -24,7 +24,7 @@ from peers import alone
 
 from minirl.benchmarks.task_sets import TaskSets, load_source
 from minirl.browser import executable
-from minirl.browser.pool import BrowserPool
+from minirl.browser.pool import BrowserPool, BrowserSlot
 from minirl.config import BrowserConfig
 from minirl.experiment import Experiment
 from minirl.recipes import tiny
@@ -143,6 +143,13 @@ async def test_an_address_without_a_browser(site, monkeypatch):
             async with BrowserPool(config):
                 pass
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
+        with monkeypatch.context() as impatient:
+            impatient.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 3.0)
+            impatient.setattr("minirl.browser.pool.CONNECT_PAUSE", 0.1)
+            elsewhere = BrowserSlot(nowhere)
+            with pytest.raises(BrowserFault, match="no browser: .*ECONNREFUSED"):
+                async with AsyncExitStack() as opened:
+                    await pool._acquire(elsewhere, opened, (400, 300))
         monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 2.0)
         down = pool.slots[1]
         down.address = nowhere

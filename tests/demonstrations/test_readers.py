@@ -121,6 +121,11 @@ def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path)
         load_demonstrations(PUBLIC / "webrl_policy.json", harness("text"))
     with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
         load_demonstrations(Path("/demos.jsonl"), harness("text"))
+    link = tmp_path / "elsewhere" / "another.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "trajectories" / "demos.jsonl")
+    with pytest.raises(ValueError, match="another.jsonl is no dump"):
+        load_demonstrations(link, harness("text"))
     flags = ["--out", str(tmp_path), "--recipe", "webrl"]
     with pytest.raises(ValueError, match="unknown recipe 'webrl'; there are tiny, "):
         script.run(["read", str(PUBLIC / "webrl_policy.json"), *flags])
