@@ -129,7 +129,7 @@ def sampler(here: Here) -> Figures:
 
 def rate(here: Here, kind: str) -> Figures:
     """Tokens per second of 64 scripted episodes in step with `LLM.generate`, or each at its own pace with
-    VllmSampler; the second of two runs."""
+    VllmSampler, after a first turn that is not counted."""
     config = trainer_config(here)
     turns = here.size(5, 2)
     tokens = here.size(128, 8)
@@ -141,7 +141,7 @@ def rate(here: Here, kind: str) -> Figures:
             sampler = VllmSampler(config, prep, ranks)
             engine = sampler.engine
             close = sampler.close
-            work = lambda: asyncio.run(bench.episodes(sampler, turns, tokens, True))  # noqa: E731
+            work = lambda count: asyncio.run(bench.episodes(sampler, count, tokens, True))  # noqa: E731
         else:
             with engine_environment(ranks):
                 from vllm import LLM
@@ -149,16 +149,19 @@ def rate(here: Here, kind: str) -> Figures:
                 llm = LLM(**engine_settings(config, prep, ranks))
             engine = llm.llm_engine
             close = int
-            given = SimpleNamespace(turns=turns, tokens=tokens), SimpleNamespace(preprocessor=prep)
-            work = lambda: bench.waves(llm, given[1], given[0], True)  # noqa: E731
-        times = []
-        for _ in range(2):
+            given = SimpleNamespace(preprocessor=prep)
+            work = lambda count: bench.waves(  # noqa: E731
+                llm, given, SimpleNamespace(turns=count, tokens=tokens), True
+            )
+        seconds = 0.0
+        for count in (1, turns):
             engine.reset_prefix_cache()
             engine.reset_mm_cache()
             engine.reset_encoder_cache()
-            times.append(here.seconds(work, 1, warm=0))
+            seconds = here.seconds(partial(work, count), 1, warm=0)
+            print(f"{kind}: {count} turns in {seconds:.1f} s", file=sys.stderr, flush=True)
         close()
-    return {"tokens_s": bench.EPISODES * turns * tokens / times[-1]}
+    return {"tokens_s": bench.EPISODES * turns * tokens / seconds}
 
 
 def throughput(here: Here) -> Figures:

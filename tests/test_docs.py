@@ -113,8 +113,10 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
         worlds.run(["replay", *verbs["replay"]])
 
 
-def test_the_verbs_of_data_are_understood(place, capsys):
-    """Their files are the reader's to fill in, and not there; flags would be refused before."""
+def test_the_verbs_of_data_are_understood(place, capsys, monkeypatch):
+    """Their files are the reader's to fill in, and not there; flags would be refused before. Nor is there a
+    package of weights, here."""
+    monkeypatch.setattr("minirl.package_files.find_spec", lambda name: None)
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
     assert {verb for verb, *_ in lines} == {"filter", "curate", "read", "mine", "smollm2"}
     for argv in lines:

@@ -4,7 +4,8 @@
 #   bash benchmarks/gpu_pack/go.sh cpu-check                                     all of it without a GPU, in small
 # Figures and errors go to $OUT. Packages that the machine lacks come from $PACK/site.tar.xz, an archive of a folder
 # that `pip install --target` made; it is unpacked once, into $SITE. $PACK may have a sitecustomize.py, too. $BROWSER
-# is a folder with chromium-headless-shell and, in site/, Playwright, where the machine has neither.
+# is a folder with chromium-headless-shell and, in site/, Playwright, where the machine has neither. Chromium needs at
+# least one font there: /usr/share/fonts with a file in it will do.
 cd "$(dirname "$0")/../.." || exit 1
 export GO_BEGAN=$(date +%s)
 here=benchmarks/gpu_pack OUT=${OUT:-/tmp/out} SITE=${SITE:-/tmp/site} PACK=$(realpath -m "${PACK:-.gpu/pack}")

@@ -38,6 +38,12 @@ EXIT_SECONDS = 15.0  # for a context or a browser to close; a browser that takes
 CHECK_SECONDS = 30.0  # from check to check; a browser that gives no sign for as long is replaced
 CHECK_PARTS = 60  # in which that time passes; an answer takes a dozen rounds of the loop
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
+# Whether a letter can be drawn
+LETTERS = """() => {
+  const canvas = new OffscreenCanvas(20, 20).getContext('2d');
+  canvas.fillText('M', 5, 15);
+  return canvas.getImageData(0, 0, 20, 20).data.some(Boolean);
+}"""
 Size = tuple[int, int]  # width and height of a page in its own pixels
 FAILURES = (PlaywrightError, TimeoutError)  # of a browser that does not do what it is asked
 
@@ -93,14 +99,17 @@ class BrowserPool:
         if not self.config.connect:
             self._choose_options()
         try:
-            async with self._context():  # finds a time zone that does not exist, too
-                pass
+            async with self._context() as session:  # finds a time zone that does not exist, too
+                has_letters = await session.do(session.page.evaluate(LETTERS))
         except (BrowserFault, OSError) as error:
             await self.__aexit__()
             fix = "set MINIRL_CHROMIUM to one that runs, or let `make setup` get one"
             if self.config.connect:
                 fix = f"see that {self.config.connect[0]} answers, or leave out --browser.connect"
             raise ValueError(f"no browser can be started ({first_line(error)}): {fix}") from None
+        if not has_letters:  # even fonts that pages bring fail then, and agents would learn blind
+            await self.__aexit__()
+            raise ValueError("the browser has no font to write with: apt-get install fonts-dejavu")
         checking = asyncio.create_task(self._check())
         self.closing.callback(checking.cancel)
         return self

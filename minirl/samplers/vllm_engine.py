@@ -26,8 +26,13 @@ CPU_BATCH = 8192  # tokens of one step
 def engine_environment(ranks: Ranks) -> Iterator[None]:
     """Set what vLLM reads at an engine's start in a place among torchrun's ranks; the user's values stay."""
     needed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
-    place = {"RANK": str(ranks.rank), "LOCAL_RANK": str(ranks.device.index or 0)}
-    preferred = place | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    preferred = {
+        "RANK": str(ranks.rank),
+        "LOCAL_RANK": str(ranks.device.index or 0),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # a kernel for top-p, compiled at the first start
+    }
     before = dict(os.environ)
     os.environ |= preferred | before | needed
     try:

@@ -407,6 +407,21 @@ async def test_a_chromium_that_never_starts_is_told_at_once(tmp_path, monkeypatc
         await asyncio.wait_for(pool.playwright.chromium.launch(), 5)
 
 
+async def test_a_browser_without_any_font_is_refused(tmp_path, monkeypatch):
+    """Its pages would have no letters: on such a machine an agent was trained blind. With fonts it starts."""
+    fonts = tmp_path / "fonts.conf"
+    fonts.write_text(f"<?xml version='1.0'?><fontconfig><dir>{tmp_path}/none</dir></fontconfig>")
+    async with BrowserPool(CONFIG):
+        pass
+    monkeypatch.setenv("FONTCONFIG_FILE", str(fonts))
+    pool = BrowserPool(CONFIG)
+    with pytest.raises(ValueError, match="no font to write with: apt-get install"):
+        async with pool:
+            pass
+    with pytest.raises(Exception, match="closed|stopped"):  # nothing is left running
+        await asyncio.wait_for(pool.playwright.chromium.launch(), 5)
+
+
 async def test_sessions_cancelled_while_they_open_or_close_leave_nothing_behind(pool):
     """At once, and not only when the browser gets to it: the next episode may look."""
 
