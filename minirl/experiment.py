@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 from transformers.utils.logging import disable_progress_bar
 
 from minirl.checkpoint import Checkpoints
@@ -103,16 +103,13 @@ class Experiment:
             async with open_endpoint(config.endpoint) as endpoint:
                 yield RemoteSampler(endpoint)
             return
-        if kind == "auto":
-            kind = "vllm" if device.type == "cuda" else "hf"
-        if kind == "vllm":
+        if kind == "vllm" or (kind == "auto" and device.type == "cuda"):
             with progress("starting vLLM"):
                 sampler = VllmSampler(config, self.preprocessor, self.ranks)
         else:
             model = self.trainer.policy.model
-            sharded = any(isinstance(weight, DTensor) for weight in model.parameters())
             # one rank alone can't ask a sharded model; merged weights must not be written into the base
-            if sharded or config.model.lora:
+            if isinstance(self.trainer.policy, FSDPModule) or config.model.lora:
                 model = load_model(config.model, device)
             threads = max(1, cores() - 1)  # one is left to Chromium
             sampler = HfSampler(model, self.preprocessor, threads)

@@ -109,8 +109,7 @@ def smollm2() -> Config:
             response_tokens=48,
             context_tokens=2048,
         ),
-        # an episode waits for a model that may be slow
-        browser=BrowserConfig(browsers=1, width=480, height=360, episode_seconds=600, quiet_ms=0),
+        browser=BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0),
         rollout=RolloutConfig(groups=8, max_steps=(6,)),
         reward=RewardConfig(after="any", format_error=0.0),
         loss=LossConfig(weighting="webagent-r1", std_eps=1e-4),

@@ -100,16 +100,14 @@ class BrowserPool:
             self._choose_options()
         try:
             async with self._context() as session:  # finds a time zone that does not exist, too
-                has_letters = await session.do(session.page.evaluate(LETTERS))
+                if not await session.do(session.page.evaluate(LETTERS)):  # agents would learn blind
+                    raise BrowserFault(Stop.ENV_ERROR, "it has no font: apt-get install fonts-dejavu")
         except (BrowserFault, OSError) as error:
             await self.__aexit__()
             fix = "set MINIRL_CHROMIUM to one that runs, or let `make setup` get one"
             if self.config.connect:
                 fix = f"see that {self.config.connect[0]} answers, or leave out --browser.connect"
             raise ValueError(f"no browser can be started ({first_line(error)}): {fix}") from None
-        if not has_letters:  # even fonts that pages bring fail then, and agents would learn blind
-            await self.__aexit__()
-            raise ValueError("the browser has no font to write with: apt-get install fonts-dejavu")
         checking = asyncio.create_task(self._check())
         self.closing.callback(checking.cancel)
         return self

@@ -9,6 +9,7 @@ the number of finished steps and the task stream's cursor.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from minirl.cli.logger import rate_line
@@ -64,6 +65,8 @@ def check_run(config: Config) -> None:
         raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not folder.exists():
         raise ValueError(f"--resume: there is no run in {folder}")
+    if config.sampler.kind == "vllm" and find_spec("vllm") is None:
+        raise ValueError("--sampler vllm: it is not installed; pip install 'minirl-web[vllm]'")
     ends = {row["label"]: row["step"] for row in run.evals()}
     if config.resume and ends.get(PHASES["after_rl"], 0) >= config.steps:
         say(f"{folder} has finished its {config.steps} steps; a larger --steps goes on")

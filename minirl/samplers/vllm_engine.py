@@ -86,7 +86,6 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
         "max_model_len": agent.context_tokens,
         "max_num_seqs": ranks.share(browser.episodes),
         "distributed_executor_backend": "external_launcher",
-        "seed": config.seed,
         "disable_log_stats": True,
     }
     if preprocessor.images is not None:
