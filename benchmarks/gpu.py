@@ -1,4 +1,4 @@
-"""Does minirl do on a GPU what it does on a CPU, and how fast? Eight stages, in less than ten minutes.
+"""Does minirl do on a GPU what it does on a CPU, and how fast? Eight stages, in some 20 minutes.
 
     python benchmarks/gpu.py                        # one GPU; stages 5 to 7 need vLLM
     python benchmarks/gpu.py --device cpu --small   # all of the code in small, in two minutes
@@ -29,10 +29,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-TOTAL = 570.0  # seconds of all stages
+TOTAL = 1770.0  # seconds of all stages
 MODEL_BYTES = 12 << 30  # room that the model needs
-SECONDS = {"ceilings": 30, "model": 60, "loss": 40, "attention": 70, "trainer": 240}
-VLLM = {"sampler": 300, "throughput": 420, "step": 240}  # an engine's cold start alone takes up to 150
+SECONDS = {"ceilings": 30, "model": 60, "loss": 40, "attention": 100, "trainer": 400}
+VLLM = {"sampler": 400, "throughput": 600, "step": 400}  # an engine's cold start alone takes up to 150
 STDERR_LINES = 30  # that a stage which failed leaves in its line
 STAGES = SECONDS | VLLM
 Name = Literal["ceilings", "model", "loss", "attention", "trainer", "sampler", "throughput", "step"]

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The first run on a GPU in a few calls, each shorter than ten minutes, on a machine that may lack packages and network:
-#   bash benchmarks/gpu_pack/go.sh first|again|second|third|vllm-tests|train     in the repository's root
+#   bash benchmarks/gpu_pack/go.sh first|again|second|third|fourth|vllm-tests|train     in the repository's root
 #   bash benchmarks/gpu_pack/go.sh cpu-check                                     all of it without a GPU, in small
 # Figures and errors go to $OUT. Packages that the machine lacks come from $PACK/site.tar.xz, an archive of a folder
 # that `pip install --target` made; it is unpacked once, into $SITE. $PACK may have a sitecustomize.py, too. $BROWSER
@@ -45,7 +45,9 @@ print("FA3", flash.FA3_AVAILABLE, flash.FA3_UNAVAILABLE_REASON, "cumem", cumem.c
 CHECK
   stages model sampler ;;
 third)
-  stages model throughput step ;;
+  stages model throughput ;;
+fourth) # the parts of a training step
+  stages model step ;;
 vllm-tests)
   tests 400 "agree or sleep" ;;
 train) # the whole loop in generated shops: tiny, two steps, Chromium, vLLM in process
