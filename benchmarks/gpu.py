@@ -31,8 +31,8 @@ import tyro
 
 TOTAL = 1770.0  # seconds of all stages
 MODEL_BYTES = 12 << 30  # room that the model needs
-SECONDS = {"ceilings": 30, "model": 60, "loss": 40, "attention": 100, "trainer": 400}
-VLLM = {"sampler": 400, "throughput": 600, "step": 400}  # an engine's cold start alone takes up to 150
+SECONDS = {"ceilings": 30, "model": 100, "loss": 40, "attention": 100, "trainer": 400}
+VLLM = {"sampler": 480, "throughput": 600, "step": 520}  # an engine's cold start alone takes up to 150
 STDERR_LINES = 30  # that a stage which failed leaves in its line
 STAGES = SECONDS | VLLM
 Name = Literal["ceilings", "model", "loss", "attention", "trainer", "sampler", "throughput", "step"]

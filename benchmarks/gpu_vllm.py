@@ -150,9 +150,7 @@ def rate(here: Here, kind: str) -> Figures:
             engine = llm.llm_engine
             close = int
             given = SimpleNamespace(preprocessor=prep)
-            work = lambda count: bench.waves(  # noqa: E731
-                llm, given, SimpleNamespace(turns=count, tokens=tokens), True
-            )
+            work = lambda count: bench.waves(llm, given, bench.Args(turns=count, tokens=tokens), True)  # noqa: E731
         seconds = 0.0
         for count in (1, turns):
             engine.reset_prefix_cache()
