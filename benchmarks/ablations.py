@@ -109,13 +109,11 @@ def of(args: Args, cell: Cell, seed: int) -> dict[str, Any] | None:
     bench = learning.Args(recipe=cell.recipe, out=args.out, flags=args.flags)
     run = learning.run_of(bench, place(cell, seed))
     rows = {row["label"]: row for row in run.evals()}
-    after = rows.get("after RL")
-    before = rows.get("after SFT") or rows.get("after_sft")
-    return (
-        {"before": before and before["success"], "after": after["success"], "n": after["n"]}
-        if after
-        else None
-    )
+    if "after RL" not in rows:
+        return None
+    before = rows.get("after SFT", {})
+    after = rows["after RL"]
+    return {"before": before.get("success"), "after": after["success"], "n": after["n"]}
 
 
 def table_of(args: Args, cells: list[Cell]) -> Table:

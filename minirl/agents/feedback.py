@@ -6,7 +6,7 @@ openwebrl_actions.py puts the line together. OpenWebRL, section 4.1 and table 5.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
 from minirl.browser.page_scripts import PageAnswer, looks_the_same
@@ -58,7 +58,9 @@ async def watched(
     notes = _changes(settled, session, old_url, old_tabs)
     if is_click and not (notes or target.options or settled.changes or settled.revalued):
         after = await look(session)
-        # news of what the browser itself shows, as a file chooser, may have come only now
+        if "type=file" in effect.name and not session.news:  # a busy browser tells only later that it opens
+            with suppress(ToolFailure):
+                await session.do(page.wait_for_event("filechooser", timeout=2000))
         if not session.news and looks_the_same(before, after, settled.masks):
             notes.append("Note: no visible navigation or new tab detected.")
     effect.masks = settled.masks

@@ -151,7 +151,7 @@ def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Tra
     for episode in sorted(successes, key=_length):
         shortest.setdefault(episode.task.id, episode)
     say(f"{len(episodes)} episodes, {len(successes)} successes, {len(shortest)} tasks solved")
-    ordered = sorted(shortest.values(), key=_digest)
+    ordered = sorted(shortest.values(), key=lambda episode: sha256(episode.task.id.encode()).digest())
     demonstrations = []
     for part, count in parts.items():
         # one on each site, then a second one, and so on
@@ -167,10 +167,6 @@ def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Tra
         say(f"{part or 'any part'}: {len(chosen)} of {count} on {len(sites)} sites")
         demonstrations += [episode for _, episode in chosen]
     return demonstrations
-
-
-def _digest(episode: Trajectory) -> bytes:
-    return sha256(episode.task.id.encode()).digest()
 
 
 def _length(episode: Trajectory) -> tuple[int, int]:

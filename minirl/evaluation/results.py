@@ -181,7 +181,8 @@ def is_success(result: Result, protocol: Protocol) -> bool:
 def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[RateRow]:
     """Return one row per site or difficulty: first, easy, medium and hard, then the rest."""
     groups = group_by(field, results)
-    return [summary(groups[name], protocol, name) for name in sorted(groups, key=level_of)]
+    names = sorted(groups, key=lambda name: (LEVELS.get(name, len(LEVELS)), name))
+    return [summary(groups[name], protocol, name) for name in names]
 
 
 def group_by(field: str, results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -191,10 +192,6 @@ def group_by(field: str, results: Sequence[Result]) -> dict[str, list[Result]]:
         if name:
             groups.setdefault(name, []).append(result)
     return groups
-
-
-def level_of(name: str) -> tuple[int, str]:
-    return LEVELS.get(name, len(LEVELS)), name
 
 
 def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[bool]]:

@@ -251,14 +251,13 @@ def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
     name = re.sub(r"[^A-Za-z0-9.-]", "_", "_".join(words))
     label = name
     number = 1
-    while label in run.labels() and not is_of(evaluation, results_path(run, label)):
+    while label in run.labels():
+        path = results_path(run, label)
+        if path.exists() and results.read_results(path).evaluation == evaluation:
+            break
         number += 1
         label = f"{name}-{number}"
     return label
-
-
-def is_of(evaluation: Evaluation, path: Path) -> bool:
-    return path.exists() and results.read_results(path).evaluation == evaluation
 
 
 def results_path(run: Run, label: str) -> Path:
