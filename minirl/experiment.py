@@ -187,15 +187,11 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
         raise ValueError("this model can't see; use a vision-language model, or a text recipe as tiny-text")
     if config.agent.kind == "autowebworld":
         in_screenshot = config.sampler.kind == "remote" and config.sampler.points == "picture"
-        resized = as_it_is if in_screenshot or images is None else images.resized
+        resized = images.resized if images and not in_screenshot else lambda *size: size
         return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
         return OpenWebRLAgent(config.agent, preprocessor.chat if preprocessor else None)
     return WebAgentR1Agent(config.agent)
-
-
-def as_it_is(width: int, height: int) -> tuple[int, int]:
-    return width, height
 
 
 def place_model(config: Config, folder: Path, ranks: Ranks) -> ModelConfig:

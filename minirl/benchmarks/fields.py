@@ -31,10 +31,6 @@ def read(model: type[R], record: Any) -> R:
     raise ValueError(f"{place}: {reason}, not {fault['input']!r:.80}")
 
 
-def _number_as_text(value: Any) -> Any:
-    return str(value) if type(value) is int else value
-
-
 def _split_tabs(value: Any) -> Any:
     return value.split(TAB_SEPARATOR) if isinstance(value, str) else value
 
@@ -47,7 +43,8 @@ def _split_websites(value: Any) -> Any:
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Texts = Annotated[list[str], Field(min_length=1)]
-Identifier = Annotated[Text, BeforeValidator(_number_as_text)]  # a string, or a whole number
+# A string, or a whole number
+Identifier = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Level = str | int | None  # a difficulty
 # One address: behind a blank there begins no other
 Address = Annotated[str, Field(pattern=r"^https?://[^/\s]+(/(\S|\s+[^h\s])*\s*)?$")]

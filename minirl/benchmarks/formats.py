@@ -38,12 +38,8 @@ def benchmark_task(record: Fields) -> Task:
     raise ValueError(f"unknown format: needed are the fields {needed} in minirl/benchmarks/formats.py")
 
 
-def _benchmark_name(name: str) -> str:
-    """Return a benchmark's name in one spelling: of Online_Mind2Web it is online-mind2web."""
-    return re.sub("[^a-z0-9]+", "-", name.lower())
-
-
-BenchmarkName = Annotated[Text, AfterValidator(_benchmark_name)]
+# In one spelling: of Online_Mind2Web it is online-mind2web
+BenchmarkName = Annotated[Text, AfterValidator(lambda name: re.sub("[^a-z0-9]+", "-", name.lower()))]
 
 
 class PublicRecord(Record):

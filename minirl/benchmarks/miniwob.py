@@ -86,8 +86,7 @@ class MiniwobBenchmark(JudgedBenchmark):
             raise BrowserFault(Stop.SITE_ERROR, fault)
 
     async def has_ended(self, session: Session, task: Task) -> bool:
-        ending = await ask(session, "ending")
-        return ending["done"]
+        return (await ask(session, "ending"))["done"]
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         ending = await ask(session, "ending")

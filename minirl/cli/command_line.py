@@ -76,14 +76,15 @@ def check(config: C) -> C:
     return config
 
 
-def check_bounds(config: Config) -> None:
-    """Raise ValueError for the first value outside its bounds, which are as in `Annotated[int, Ge(1)]`."""
+def check_bounds(config: Any, *group: str) -> None:
+    """Raise ValueError for the first value outside its bounds, which are as in `Annotated[int, Ge(1)]`. With
+    `group`, they are settings of that."""
     try:
         TypeAdapter(type(config)).validate_python(asdict(config))
     except ValidationError as error:
         fault = error.errors()[0]
         names = [name for name in fault["loc"] if isinstance(name, str)]
-        flag = ".".join(names).replace("_", "-")
+        flag = ".".join([*group, *names]).replace("_", "-")
         raise ValueError(f"--{flag}: {fault['msg']}") from None
 
 

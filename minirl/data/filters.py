@@ -117,6 +117,11 @@ def duplicates(
     """
     unit_NE = vectors_NE.astype(np.float32)
     unit_NE /= np.linalg.norm(unit_NE, axis=1, keepdims=True)
+    bad_N = ~np.isfinite(unit_NE).all(axis=1)
+    if bad_N.any():
+        raise ValueError(
+            f"embedding {bad_N.argmax() + 1} of {len(bad_N)}, the evaluation's first, has no direction"
+        )
     stays_N = np.ones(len(unit_NE), bool)
     removed = {}
     with progress("comparing tasks", len(unit_NE)) as meter:

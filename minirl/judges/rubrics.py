@@ -63,8 +63,7 @@ class Question:
     @classmethod
     def of(cls, judge: JudgeConfig) -> Self:
         """Return a config's question."""
-        prompt = judge.prompt.read_text("utf-8") if judge.prompt else None
-        return cls(judge.input, prompt)
+        return cls(judge.input, judge.prompt.read_text("utf-8") if judge.prompt else None)
 
     @property
     def rubric(self) -> Rubric:

@@ -18,12 +18,13 @@ from typing import Literal
 
 import tyro
 
-from minirl.cli.command_line import run_main
+from minirl.benchmarks.task_files import load_tasks
+from minirl.cli.command_line import check_bounds, run_main
 from minirl.config import BrowserConfig, EndpointConfig, Positive
 from minirl.console import progress, say
-from minirl.run_folder import read_records, save_tasks, write_atomic
+from minirl.run_folder import save_tasks, write_atomic
 from minirl.samplers.endpoint import open_endpoint
-from minirl.types import Json, Task
+from minirl.types import Json
 from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.fsm_file import load_fsm, read_json
@@ -161,16 +162,15 @@ def replay(folders: Folders, browser: BrowserConfig = DESKTOP) -> int:
 
     if not folders:
         raise ValueError("name the folders of the sites to be replayed")
+    check_bounds(browser, "browser")
     worlds = [load_world(folder) for folder in folders]
-    tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
+    tasks = [task for folder in folders for task in load_tasks(folder / "tasks.jsonl")]
     replays = asyncio.run(replay_sites(worlds, browser, tasks))
-    failed = 0
-    for outcome in replays:
-        if outcome.reason:
-            failed += 1
-            say(f"dropped: {outcome.task.meta['world']}, {outcome.task.id}: {outcome.reason}")
-    say(f"{len(worlds)} sites, {len(replays) - failed} of {len(replays)} trajectories kept")
-    return int(failed > 0)
+    failed = [outcome for outcome in replays if outcome.reason]
+    for outcome in failed:
+        say(f"dropped: {outcome.task.meta['world']}, {outcome.task.id}: {outcome.reason}")
+    say(f"{len(worlds)} sites, {len(replays) - len(failed)} of {len(replays)} trajectories kept")
+    return int(bool(failed))
 
 
 def record(
@@ -197,10 +197,11 @@ def record(
     """
     from minirl.worlds.steps import one_of_each, recorded, save_steps
 
+    check_bounds(browser, "browser")
+    if not 0 <= grounding < 1 or ways < 1:
+        raise ValueError("--grounding is at least 0 and below 1, and --ways at least 1")
     shops = shops_named(tasks)
-    chosen = tasks_of(shops, count) if shops else read_records(Path(tasks), Task)
-    if not chosen:
-        raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
+    chosen = tasks_of(shops, count) if shops else load_tasks(Path(tasks))
     worlds = {world.name: world for world in (*shops_of(chosen), *map(load_world, sites))}
     replays = asyncio.run(recorded(chosen, worlds, browser, ways))
     drawn = one_of_each(replays, seed)
@@ -214,8 +215,7 @@ def reword(file: File, out: Path, endpoint: EndpointConfig = TEMPLATE) -> int:
     An instruction stays as it is where the model leaves out what it names, or tells its answer."""
     from minirl.worlds.wording import reword_tasks
 
-    tasks = read_records(file, Task)
-    save_tasks(out, asyncio.run(reword_tasks(tasks, endpoint)))
+    save_tasks(out, asyncio.run(reword_tasks(load_tasks(file, any_goal=True), endpoint)))
     return 0
 
 

@@ -96,8 +96,7 @@ async def write_site(author: Author, name: str, out: Path) -> list[str]:
                 write_atomic(copy, file.read_bytes())
     if not faults:
         save_world(built, out)
-    pages_spent = author.endpoint.dollars - spent
-    say(f"{name}: machine ${spent:.4f}, pages ${pages_spent:.4f}")
+    say(f"{name}: machine ${spent:.4f}, pages ${author.endpoint.dollars - spent:.4f}")
     return faults
 
 

@@ -286,8 +286,7 @@ class SiteBuilder:
         if self.is_tiles:
             bind = {"param": name, "collection": field}
             return self._add_input(page, "row", field, name, field, bind)
-        faces = VOCABULARY["faces"].get(name, ["field"])
-        kind = self.rng.choice(faces)
+        kind = self.rng.choice(VOCABULARY["faces"].get(name, ["field"]))
         return self._add_input(page, kind, field, name, field, _offered(name))
 
     def _add_input(

@@ -11,7 +11,7 @@ Paper: AutoWebWorld, section 3 and appendix A.
 import json
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,7 +185,10 @@ def parameter_values(world: World, state: State, action_id: str) -> list[Json]:
     order = _resolve(bind.order, signature) or ""
     name, _, direction = str(order).partition(":")
     if name:  # of equals, the first in the file stays the first, in both directions
-        records.sort(key=lambda record: record.get(name) or 0, reverse=direction == "desc")
+        records.sort(
+            key=lambda record: (isinstance(value := record.get(name) or 0, str), value),
+            reverse=direction == "desc",
+        )
     return [{**symbols, bind.param: record["id"]} for record in records]
 
 
@@ -234,11 +237,6 @@ def value_at(signature: Signature, path: FieldPath, missing: Any = None) -> Any:
             return missing
         value = value[name]
     return value
-
-
-def overlaps(path: FieldPath, others: Iterable[FieldPath]) -> bool:
-    """Return whether one of the others is the same field, a part of it, or what it is a part of."""
-    return any(a[: len(path)] == path[: len(a)] for a in others)
 
 
 def _write(signature: Signature, path: FieldPath, value: Any) -> Signature:

@@ -185,8 +185,7 @@ def _items(action: Action, fsm: Fsm) -> Findings:
 def _resets(action: Action, page: Page) -> Findings:
     """A list that shows other results must begin at its first page again."""
     written = [effect.path for effect in action.effects]
-    last_names = " ".join(path[-1].lower() for path in written)
-    changes = action.name == "search" or RESULTS.search(last_names)
+    changes = action.name == "search" or RESULTS.search(" ".join(path[-1].lower() for path in written))
     if action.is_navigation or not changes:
         return
     paths = [(name,) for name in page.schema]

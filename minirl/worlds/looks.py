@@ -127,13 +127,14 @@ def style_of(world: World) -> Json:
 
 
 def _with_texts(record: Fields, about: Json, rng: Random) -> Json:
-    """Return a record with what its page says besides its facts: by whom, where, when, and a text."""
+    """Return a record with what its page says besides its facts, where it does not say it: by whom, where,
+    when, and a text."""
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
     sentences = [
         rng.choice(about["openings"]),
         rng.choice(about["middles"]),
         rng.choice(TEXTS["closings"]),
     ]
-    text = " ".join(sentences).format(**{**record, **names})
+    text = " ".join(sentences).format(**{**names, **record})
     date = f"2026-{rng.randint(1, 4):02}-{rng.randint(1, 28):02}"
-    return {**record, **names, "date": date, "text": text}
+    return {**record, **names, "date": date, "text": text, **record}

@@ -49,8 +49,7 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
     facts = {many: _facts(records[0]) for many, records in given.items() if records}
     style = {"labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
     world = World(words[-1], replace(fsm, pages=pages), reader.records, style)
-    dressed = dress(world, "communication", "table")
-    return replace(dressed, name=name)
+    return replace(dress(world, "communication", "table"), name=name)
 
 
 class Reader:
@@ -77,14 +76,13 @@ class Reader:
                     if effect.ref:
                         where["id"] = {"cond": "eq", "value": dotted(effect.path)}
             if action.id in self.questions:
-                answered.append(Condition(action.effects[0].path, "eq", True))
+                answered += [Condition(path, "eq", True) for path in sorted(self.questions[action.id])]
         collection = self.collection_of(page, lists)
         actions = []
         for action in page.actions.values():
             if action.bind is None and action in lists:
                 visible = {} if self.kinds[action.id] == "search" else where
-                bind = Bind(action.open_parameters[0], collection, visible)
-                action = replace(action, bind=bind)
+                action = replace(action, bind=Bind(action.open_parameters[0], collection, visible))
             elif action.bind is None:
                 action = self.filled(action)
             if action.id not in self.questions:
@@ -128,14 +126,15 @@ class Reader:
             known = self.known(names)
             values = () if known else tuple(options_of(action).values())
             return replace(action, bind=Bind(names[0], known, values=values))
-        if kind in ("slider", "date") and not names:
-            values: tuple[Any, ...] = tuple(range(1, 11))
+        if kind in ("slider", "date"):
+            values = tuple(range(1, 11))
             if kind == "date":  # of which the file names the one day
                 day = {"year": 2026, "month": 1, "day": 1}
-                day |= action.parameters
+                day |= {part: value for part, value in action.parameters.items() if part not in names}
                 values = ("{year}-{month:02}-{day:02}".format(**day),)
-            parameters = {**action.parameters, kind: "{ANY}"}
-            return replace(action, parameters=parameters, bind=Bind(kind, values=values))
+            name = [*names, kind][0]
+            parameters = {**action.parameters, name: "{ANY}"}
+            return replace(action, parameters=parameters, bind=Bind(name, values=values))
         return action
 
     def label(self, action: Action) -> str:
@@ -162,8 +161,8 @@ def typed(action: Action) -> Action:
     for kind in WORDS["typed"]:
         if words & set(kind["words"]):
             break
-    bind = Bind(name, values=kind["texts"])
-    return replace(action, parameters={name: symbol, **action.parameters}, effects=effects, bind=bind)
+    parameters = {name: symbol, **action.parameters}
+    return replace(action, parameters=parameters, effects=effects, bind=Bind(name, values=kind["texts"]))
 
 
 def label_of(words: Sequence[str]) -> str:
@@ -196,9 +195,8 @@ def complete_records(records: Sequence[Json]) -> tuple[Json, ...]:
         title = ""
         for name in (*WORDS["titles"], "id"):
             title = title or str(record.get(name, ""))
-        shape = SHAPES[n % len(SHAPES)]
-        fill = fills[n % len(fills)]
-        complete.append({**record, "title": title, "shape": shape, "fill": fill})
+        picture = {"shape": SHAPES[n % len(SHAPES)], "fill": fills[n % len(fills)]}
+        complete.append({**record, "title": title, **picture})
     return tuple(complete)
 
 
@@ -236,8 +234,7 @@ def task_of_walk(world: World, steps: Sequence[Step], id: str) -> Task:
         phrase = PHRASES.get(widget_of(action, world.fsm).kind, PHRASES["button"])
         phrases.append(phrase.format(label=world.style["labels"][action.id], value=value))
         state = apply(world.fsm, state, action.id, step.params)
-    kept = {name: value for name, value in state.signature.items() if value in values}
-    where = [condition(name, "eq", value) for name, value in kept.items()]
+    where = [condition(name, "eq", value) for name, value in state.signature.items() if value in values]
     text = ", then ".join(filter(None, phrases))
     meta = {
         "world": world.name,

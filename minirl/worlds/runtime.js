@@ -169,7 +169,15 @@ function boundRecords(bind) {
   const [name, direction] = String((bind.order && resolve(bind.order)) || "").split(":");
   if (name === "") return records;
   const sign = direction === "desc" ? -1 : 1;
-  return records.sort((a, b) => sign * ((a[name] || 0) - (b[name] || 0)));
+  const compare = (a, b) => (typeof a === "string") - (typeof b === "string") || (a > b) - (a < b);
+  return records.sort((a, b) => sign * compare(a[name] || 0, b[name] || 0));
+}
+
+// The record that a text in a search finds: with that title, or else the first whose title holds it.
+function titled(records, text) {
+  const wanted = text.trim().toLowerCase();
+  const hits = records.filter((one) => wanted !== "" && one.title.toLowerCase().includes(wanted));
+  return hits.find((one) => one.title.toLowerCase() === wanted) ?? hits[0];
 }
 
 // Every value of an action's one open parameter, in display order; [undefined] if it has none.
@@ -178,9 +186,7 @@ function choices(action) {
   return action.bind.collection ? boundRecords(action.bind).map((record) => record.id) : action.bind.values;
 }
 
-function placeholders(action) {
-  return Object.fromEntries(action.open_parameters.map((name) => [name, action.parameters[name]]));
-}
+const placeholders = (action) => Object.fromEntries(action.open_parameters.map((name) => [name, action.parameters[name]]));
 
 // An action's parameters with this value for the bound one, or for the only open one.
 function given(action, value) {

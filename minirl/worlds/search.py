@@ -18,7 +18,7 @@ from random import Random
 
 from minirl.types import Fields
 from minirl.worlds import interpreter
-from minirl.worlds.fsm_file import Action, Fsm
+from minirl.worlds.fsm_file import Action, FieldPath, Fsm
 from minirl.worlds.interpreter import State, World
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
@@ -71,7 +71,7 @@ class Graph:
 
 def explore(world: World, plain: bool = True) -> Graph:
     """Return all states in reach, breadth-first; unless `plain`, interceptors are answered first."""
-    first = frozenset() if plain else interceptors(world.fsm)
+    first = {} if plain else interceptors(world.fsm)
     start = interpreter.initial_state(world.fsm)
     graph = Graph({start.key(): Node(start)})
     queue = deque(graph.nodes)
@@ -150,7 +150,10 @@ def outline(fsm: Fsm) -> World:
     read |= {test.path for test in tests}
 
     def outlined(action: Action) -> Action:
-        effects = tuple(effect for effect in action.effects if interpreter.overlaps(effect.path, read))
+        effects = []
+        for effect in action.effects:  # on the same field, a part of it, or what it is a part of
+            if any(path[: len(effect.path)] == effect.path[: len(path)] for path in read):
+                effects.append(effect)
         bind = None
         if action.bind and action.bind.values:
             values = {}
@@ -162,15 +165,16 @@ def outline(fsm: Fsm) -> World:
     return World("outline", fsm.changed(outlined))
 
 
-def interceptors(fsm: Fsm) -> frozenset[str]:
-    """Return the actions, by ids, that answer a question in the way: in place, they set null to true."""
-    ids = set()
+def interceptors(fsm: Fsm) -> dict[str, set[FieldPath]]:
+    """Return the actions, by ids, that answer a question in the way: in place, they set null to true. Each
+    with where it does."""
+    found = {}
     for action in fsm.actions:
         questions = {c.path for c in action.preconditions if c.cond == "eq" and c.value is None}
         answers = {e.path for e in action.effects if e.op == "set" and e.value is True}
         if questions & answers and not action.is_navigation:
-            ids.add(action.id)
-    return frozenset(ids)
+            found[action.id] = questions & answers
+    return found
 
 
 def possible_steps(world: World, state: State) -> list[Step]:

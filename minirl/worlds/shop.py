@@ -180,8 +180,7 @@ def tasks_of(shops: Sequence[World], count: int) -> list[Task]:
     """Return `count` orders, one in each shop, then a second one in each, and so on."""
     rounds = -(-count // len(shops))
     orders = [make_tasks(shop, rounds) for shop in shops]
-    in_turn = itertools.chain(*zip(*orders, strict=True))
-    return list(in_turn)[:count]
+    return list(itertools.chain(*zip(*orders, strict=True)))[:count]
 
 
 # --- tiles ----------------------------------------------------------------------------------------------
@@ -278,8 +277,7 @@ def cut(box: Box, n: int, rng: Random) -> list[Box]:
             if low <= high:
                 weight = (evenness * size[side] / least[side]) ** 2
                 ways.append((weight, first, low, high, side))
-    weights = [way[0] for way in ways]
-    _, first, low, high, side = rng.choices(ways, weights)[0]
+    _, first, low, high, side = rng.choices(ways, [way[0] for way in ways])[0]
     mode = min(max(size[side] * first / n, low), high)
     at = round(rng.triangular(low, high, mode))
     one = list(box)

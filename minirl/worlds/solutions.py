@@ -53,8 +53,7 @@ def compose(world: World, parts: Sequence[Part]) -> "Walk":
 
 
 def _turn(part: Part) -> int:
-    turns = {"cart": 1, "order": 2, "": 4}
-    return turns.get(part.flow.get("id", ""), 3)
+    return {"cart": 1, "order": 2, "": 4}.get(part.flow.get("id", ""), 3)
 
 
 class Walk:

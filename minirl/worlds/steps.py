@@ -62,13 +62,10 @@ async def recorded(
             raise ValueError(f"task {task.id} is on no site that is given: name its folder with --sites")
         trajectories += ways_of(task, worlds[name])[:ways]
     replays = await replay_sites(list(worlds.values()), config, trajectories, has_pictures=True)
-    sound = []
     for replay in replays:
         if replay.reason:
             say(f"dropped: {replay.task.id}: {replay.reason}")
-        else:
-            sound.append(replay)
-    return sound
+    return [replay for replay in replays if not replay.reason]
 
 
 async def rows_of(replay: Replay, images: ImageFolder, endpoint: Endpoint | None) -> list[Json]:

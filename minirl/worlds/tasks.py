@@ -203,8 +203,7 @@ class Draft:
         with_unit = units.get(fact, "{}").format(value)
         self.answer = list(dict.fromkeys([value, with_unit]))
         questions = WORDS["questions"]
-        wordings = questions.get(fact, questions["number"])
-        question = self.wording(wordings, field=fact)
+        question = self.wording(questions.get(fact, questions["number"]), field=fact)
         return self.wording(questions["ask"], fact=question)
 
     def task(self, id: str, family: str, mode: str) -> Task:

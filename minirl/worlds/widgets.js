@@ -277,14 +277,13 @@ function field(action) {
   return { node, update };
 }
 
-// The first record whose title holds what was typed.
+// Takes the record whose title was typed.
 function search(action) {
   const { node, box } = textBox(action, "field search");
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
-    const wanted = box.value.trim().toLowerCase();
     const records = action.bind === null ? [] : boundRecords(action.bind);
-    const hit = records.find((record) => wanted !== "" && record.title.toLowerCase().includes(wanted));
+    const hit = titled(records, box.value);
     if (hit !== undefined) take(action, hit.id);
   });
   return { node, update: () => {} };

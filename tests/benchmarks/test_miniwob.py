@@ -4,11 +4,13 @@ import asyncio
 import io
 import json
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import pytest_asyncio
 from pages import do, observe
 from PIL import Image
 
@@ -33,24 +35,33 @@ BENCHMARK = MiniwobBenchmark()
 # What solves seed 0 of a page, and what ends it otherwise
 PATHS = json.loads(Path(__file__).parents[1].joinpath("data/miniwob.json").read_text())
 
+on_modules_loop = pytest.mark.asyncio(loop_scope="module")  # where its browsers are
 needs_pages = pytest.mark.skipif(find_spec("miniwob") is None, reason="needs the package miniwob")
 
 
+@cache
 def task_of(name, seed):
     (task,) = tasks_named(f"miniwob:{name}:{seed}", None, CONFIG)
     return task
 
 
-async def play(task, *acts):
-    """Whether the page has ended, and the score, after what `acts` do with the page."""
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def pool():
+    """Browsers that see MiniWoB's pages alone."""
     with SiteServer([], BENCHMARK.folders()) as server:
-        async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool, pool.session() as session:
-            await session.start(task.start_url)
-            await BENCHMARK.prepare(session, task)
-            assert not await BENCHMARK.has_ended(session, task)
-            for act in acts:
-                await act(session.page)
-            return await BENCHMARK.has_ended(session, task), await BENCHMARK.score(task, session, "")
+        async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool:
+            yield pool
+
+
+async def play(pool, task, *acts):
+    """Whether the page has ended, and the score, after what `acts` do with the page."""
+    async with pool.session() as session:
+        await session.start(task.start_url)
+        await BENCHMARK.prepare(session, task)
+        assert not await BENCHMARK.has_ended(session, task)
+        for act in acts:
+            await act(session.page)
+        return await BENCHMARK.has_ended(session, task), await BENCHMARK.score(task, session, "")
 
 
 def click(selector):
@@ -58,6 +69,7 @@ def click(selector):
 
 
 @needs_pages
+@on_modules_loop
 @pytest.mark.parametrize(
     ("acts", "ended", "raw"),
     [
@@ -70,15 +82,16 @@ def click(selector):
         ([lambda page: page.goto("about:blank")], True, 0),
     ],
 )
-async def test_a_page_ends_by_itself_and_only_its_full_reward_counts(acts, ended, raw):
-    has_ended, score = await play(task_of("click-test-2", 7), *acts)
+async def test_a_page_ends_by_itself_and_only_its_full_reward_counts(pool, acts, ended, raw):
+    has_ended, score = await play(pool, task_of("click-test-2", 7), *acts)
     assert has_ended == ended
     assert score.value == float(raw == 1)
     assert score.details["raw"] == raw
 
 
 @needs_pages
-async def test_a_part_of_the_reward_is_no_success():
+@on_modules_loop
+async def test_a_part_of_the_reward_is_no_success(pool):
     """Of five right boxes four are ticked, which the page itself rewards with 0.6 or less."""
     task = task_of("click-checkboxes-large", 3)
 
@@ -88,7 +101,7 @@ async def test_a_part_of_the_reward_is_no_success():
             await page.locator("#area label").filter(has_text=name).click()
         await page.click("#subbtn")
 
-    ended, score = await play(task, tick_all_but_one)
+    ended, score = await play(pool, task, tick_all_but_one)
     assert ended and 0 < score.details["raw"] < 1 and score.value == 0.0
 
 
@@ -169,14 +182,15 @@ def test_what_is_no_page_is_refused(source, fault):
 def test_a_page_that_does_not_begin_is_one_line(monkeypatch):
     monkeypatch.setattr(miniwob, "SCRIPT", "async () => { throw new Error('not today') }")
     with pytest.raises(ValueError, match="miniwob-click-button-0 does not begin: .*not today"):
-        task_of("click-button", 0)
+        tasks_named("miniwob:click-button:0", None, CONFIG)
 
 
 @needs_pages
-async def test_a_page_that_asks_for_something_else_is_the_sites_fault():
+@on_modules_loop
+async def test_a_page_that_asks_for_something_else_is_the_sites_fault(pool):
     task = replace(task_of("click-button", 0), instruction="Do as you like.")
     with pytest.raises(BrowserFault, match="make its tasks again") as caught:
-        await play(task)
+        await play(pool, task)
     assert caught.value.stop is Stop.SITE_ERROR
 
 
@@ -186,12 +200,12 @@ def test_a_missing_package_is_one_line(monkeypatch):
         tasks_named("miniwob:all", None, CONFIG)
 
 
-async def act_out(tasks, answers, preprocessor, folder):
+async def act_out(pool, tasks, answers, preprocessor, folder):
     """An episode of each task, in which the text agent says what `answers` has for its page, then exits."""
     agent = WebAgentR1Agent(CONFIG.agent)
     limit = asyncio.Semaphore(8)
 
-    async def play(task, pool):
+    async def play(task):
         sayings = [*answers.get(task.site, ()), 'exit(message="")']
         harness = Harness(CONFIG, preprocessor, agent, pool, Run(folder).images, lambda task: BENCHMARK)
 
@@ -202,18 +216,16 @@ async def act_out(tasks, answers, preprocessor, folder):
         async with limit:
             return await Episode(harness, task, 0, policy, len(sayings)).run()
 
-    with SiteServer([], BENCHMARK.folders()) as server:
-        async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool:
-            return await asyncio.gather(*(play(task, pool) for task in tasks))
+    return await asyncio.gather(*map(play, tasks))
 
 
-async def check_paths(source, preprocessor, folder):
+async def check_paths(pool, source, preprocessor, folder):
     """The tasks of a source. Each page opens, begins, ends and is scored; a known path succeeds, and else
     nothing does."""
     tasks = tasks_named(source, None, CONFIG)
     for kind in ("right", "wrong"):
         answers = {name: paths[kind] for name, paths in PATHS.items()}
-        for episode in await act_out(tasks, answers, preprocessor, folder):
+        for episode in await act_out(pool, tasks, answers, preprocessor, folder):
             name = episode.task.site
             assert episode.valid, (name, episode.error)
             assert episode.final_state.keys() == {"done", "raw", "reason"}, name
@@ -224,13 +236,15 @@ async def check_paths(source, preprocessor, folder):
 
 
 @needs_pages
-async def test_three_pages_are_played_to_their_ends(preprocessor, tmp_path):
-    await check_paths("miniwob:click-test-2,enter-text,drag-box:0", preprocessor, tmp_path)
+@on_modules_loop
+async def test_three_pages_are_played_to_their_ends(pool, preprocessor, tmp_path):
+    await check_paths(pool, "miniwob:click-test-2,enter-text,drag-box:0", preprocessor, tmp_path)
 
 
 @needs_pages
+@on_modules_loop
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_all_pages_are_played_to_their_ends(preprocessor, tmp_path):
-    tasks = await check_paths("miniwob:all", preprocessor, tmp_path)
+async def test_all_pages_are_played_to_their_ends(pool, preprocessor, tmp_path):
+    tasks = await check_paths(pool, "miniwob:all", preprocessor, tmp_path)
     assert len(tasks) == 130 and len(PATHS) >= 50

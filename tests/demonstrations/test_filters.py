@@ -67,6 +67,15 @@ def test_near_duplicates_of_real_numbers_too(monkeypatch):
     assert 30 < len(found) < 250 and max(found[n][1] - expected[n][1] for n in found) < 1e-5
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_an_embedding_without_a_direction_is_refused(bad):
+    """Compared with it, nothing is a duplicate of anything."""
+    vectors = np.ones((3, 4))
+    vectors[1] = bad
+    with pytest.raises(ValueError, match="embedding 2 of 3"), np.errstate(invalid="ignore"):
+        filters.duplicates(vectors, 0.9)
+
+
 @pytest.fixture
 def evaluation(tmp_path) -> Path:
     """The museum's question in other spelling, on the site without www."""

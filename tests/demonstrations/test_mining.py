@@ -23,6 +23,16 @@ from minirl.samplers.huggingface import HfSampler
 from minirl.types import Call, Parsed, Prompt, Request, Sampling, Task, Trajectory, Turn
 
 HERE = Path(__file__).parent
+# Each kind of page: what is asked of it, and for how many seeds
+KINDS = {
+    "save": ('Save the name "{}"', 3),
+    "focus": ("Go to the field, {}", 2),
+    "half": ("{}", 4),
+    "away": ("{}", 4),
+    "real": ("Go", 4),
+    "script": ("Go", 4),
+    "luck": ("Open more", 4),
+}
 # The two questions that a page of one's own is asked
 SCRIPT = """([question, seed]) => question === 'begin' ? episode.reset(seed) : episode.ending()"""
 REWARD = """
@@ -42,36 +52,35 @@ def address() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}/seeded.html"
 
 
-@pytest.fixture
-def mined(address, tmp_path, preprocessor, monkeypatch):
-    """`mined(kind, seeds)`: the demonstrations of `python -m minirl.data mine`, by seed."""
-    folder = save_text_model(tmp_path / "model", preprocessor, "Llama")
+@pytest.fixture(scope="module")
+def mined(address, tmp_path_factory, preprocessor) -> dict[str, dict[int, Trajectory]]:
+    """The demonstrations of `python -m minirl.data mine`: of each kind of page, by seed."""
+    folder = tmp_path_factory.mktemp("mining")
     recipe = smollm2()
-    recipe = replace(recipe, model=replace(recipe.model, path=str(folder)))
-    monkeypatch.setitem(RECIPES, "smollm2", lambda: recipe)
-    monkeypatch.setitem(mining.LIMITS, "tries", 60)
-    instructions = {"save": 'Save the name "{}"', "focus": "Go to the field, {}", "half": "{}", "away": "{}"}
-    instructions |= {"real": "Go", "script": "Go", "luck": "Open more"}
-
-    def mine(kind: str, seeds: range) -> dict[int, Trajectory]:
-        tasks = []
-        for seed in seeds:
+    model = save_text_model(folder / "model", preprocessor, "Llama")
+    recipe = replace(recipe, model=replace(recipe.model, path=str(model)))
+    tasks = []
+    for kind, (instruction, n_seeds) in KINDS.items():
+        for seed in range(n_seeds):
+            words = instruction.format(("Ada", "Bob", "Cleo", "Dan")[seed])
             url = f"{address}?kind={kind}&seed={seed}"
-            name = ("Ada", "Bob", "Cleo", "Dan")[seed % 4]
-            tasks.append(Task(f"{kind}-{seed}", instructions[kind].format(name), url, {"seed": seed}))
-        save_tasks(tmp_path / "tasks.jsonl", tasks)
-        (tmp_path / "page.js").write_text(SCRIPT)
-        (tmp_path / "reward.py").write_text(REWARD)
-        out = tmp_path / "mined"
-        files = ["--script", str(tmp_path / "page.js"), "--reward", f"{tmp_path / 'reward.py'}:reward"]
-        script.run(["mine", str(tmp_path / "tasks.jsonl"), "--out", str(out), *files])
-        found = Run(out).load_trajectories("demos")
-        harness = make_worker(recipe, preprocessor, images=Run(out).images).harness
-        if found:
-            assert len(load_demonstrations(Run(out).trajectory_path("demos"), harness)) == len(found)
-        return {trajectory.task.goal["seed"]: trajectory for trajectory in found}
-
-    return mine
+            tasks.append(Task(f"{kind}-{seed}", words, url, {"seed": seed}, {"site": kind}))
+    save_tasks(folder / "tasks.jsonl", tasks)
+    (folder / "page.js").write_text(SCRIPT)
+    (folder / "reward.py").write_text(REWARD)
+    run = Run(folder / "mined")
+    flags = ["--script", str(folder / "page.js"), "--reward", f"{folder / 'reward.py'}:reward"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES, "smollm2", lambda: recipe)
+        patch.setitem(mining.LIMITS, "tries", 60)
+        script.run(["mine", str(folder / "tasks.jsonl"), "--out", str(run.root), *flags])
+    by_kind = {kind: {} for kind in KINDS}
+    for trajectory in run.load_trajectories("demos"):
+        by_kind[trajectory.task.site][trajectory.task.goal["seed"]] = trajectory
+    harness = make_worker(recipe, preprocessor, images=run.images).harness
+    loaded = load_demonstrations(run.trajectory_path("demos"), harness)
+    assert len(loaded) == sum(map(len, by_kind.values()))
+    return by_kind
 
 
 def actions(trajectory: Trajectory) -> list[str]:
@@ -83,7 +92,7 @@ def actions(trajectory: Trajectory) -> list[str]:
 
 def test_a_solution_is_found_and_acted_out_for_each_seed(mined):
     """The page's order and the word change with the seed; what is said is said by the text agent."""
-    found = mined("save", range(3))
+    found = mined["save"]
     assert {seed: actions(trajectory) for seed, trajectory in found.items()} == {
         0: ['do(action="Type", argument="Ada", element="0")', 'do(action="Click", element="1")'],
         1: ['do(action="Type", argument="Bob", element="0")', 'do(action="Click", element="2")'],
@@ -96,9 +105,7 @@ def test_a_solution_is_found_and_acted_out_for_each_seed(mined):
 
 def test_what_is_not_needed_is_not_taught(mined):
     """To type costs less than a click here, and succeeds as well; but the click is enough."""
-    assert [actions(one) for one in mined("focus", range(2)).values()] == 2 * [
-        ['do(action="Click", element="0")']
-    ]
+    assert [actions(one) for one in mined["focus"].values()] == 2 * [['do(action="Click", element="0")']]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,7 @@ def test_what_is_not_needed_is_not_taught(mined):
     ],
 )
 def test_what_is_no_lesson_is_left_out(mined, kind, seeds):
-    assert list(mined(kind, range(4))) == seeds
+    assert list(mined[kind]) == seeds
 
 
 def test_an_agent_that_sees_is_refused(ended):

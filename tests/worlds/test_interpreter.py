@@ -219,6 +219,29 @@ def test_bound_parameters_take_the_ids_of_matching_records():
     assert parameter_values(world, state, "OTHER") == [{}]
 
 
+@pytest.mark.parametrize(
+    ("order", "ids"),
+    [
+        ("price:asc", "none cup pen ink"),
+        ("price:desc", "pen ink cup none"),  # of equals the first stays the first
+        ("title:asc", "none cup ink pen"),  # what has no text comes first
+        ("title:desc", "pen ink cup none"),
+    ],
+)
+def test_records_are_ordered_by_numbers_and_by_texts(order, ids):
+    bind = {"param": "id", "collection": "goods", "order": "$.text"}
+    act = {"id": "ACT", "parameters": {"id": "{ANY}"}, "bind": bind}
+    goods = (
+        {"id": "pen", "title": "Pen", "price": 9},
+        {"id": "cup", "title": "Cup", "price": 3},
+        {"id": "none", "title": ""},
+        {"id": "ink", "title": "Ink", "price": 9},
+    )
+    world = World("desk", load_fsm(machine(act)), {"goods": goods})
+    offered = parameter_values(world, State("A", {"text": order}), "ACT")
+    assert " ".join(params["id"] for params in offered) == ids
+
+
 def test_a_world_refuses_ids_that_cannot_be_addressed():
     fsm = load_fsm(machine())
     with pytest.raises(ValueError, match="goods: ids must"):

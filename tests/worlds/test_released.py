@@ -20,6 +20,7 @@ from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import solution_of, state_after
+from minirl.worlds.widgets import widget_of
 
 DATA = Path(__file__).parents[1] / "data"
 LIBRARY = DATA / "lending_library.fsm.json"
@@ -39,6 +40,16 @@ def test_given_records_are_used_and_named_after_what_they_hold():
     records = {"books": [{"id": "b1", "name": "Walden"}, {"id": "b2", "content": "Emma", "shape": "<svg>"}]}
     world = world_of("library", load_fsm(LIBRARY), records)
     assert [record["title"] for record in world.data["books"]] == ["Walden", "Emma"]
+    own = {
+        "id": "b3",
+        "name": "Ulysses",
+        "date": "1922-02-02",
+        "place": "Paris",
+        "by": "Joyce",
+        "text": "Stately.",
+    }
+    (shown,) = world_of("library", load_fsm(LIBRARY), {"books": [own]}).data["books"]
+    assert own.items() <= shown.items(), "nothing is invented that was given"
     assert "<svg>" not in {record["shape"] for record in world.data["books"]}
     assert [one["title"] for one in world_of("library", load_fsm(LIBRARY), {}).data["books"]][:2] == [
         "Book 1",
@@ -173,3 +184,39 @@ def test_a_list_of_its_own_bind_is_left_as_it_is():
     state = apply(world.fsm, state, "BOOKS_FILTER_SIGNED", {})
     ids = [params["book_id"] for params in parameter_values(world, state, "BOOKS_OPEN")]
     assert ids == ["book-1", "book-3", "book-5"]
+
+
+def test_a_banner_that_is_hidden_and_noted_gates_its_page_by_the_note():
+    document = json.loads(LIBRARY.read_text())
+    home = document["pages"][0]
+    home["signature_schema"]["banner_visible"] = "boolean"
+    (accept,) = [action for action in home["actions"] if action["id"] == "COOKIE"]
+    accept["effects"].insert(0, {"op": "set", "path": "$.banner_visible", "value": False})
+    world = world_of("library", load_fsm(document), {})
+    added = world.fsm.pages["HOME"].actions["GO_BOOKS_HOVER"].preconditions[-1]
+    assert (added.path, added.cond, added.value) == (("cookie_accepted",), "eq", True)
+    assert make_walks(world, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "name", "values"),
+    [
+        ("slider", {"price": "{NUMBER_ANY}"}, "price", tuple(range(1, 11))),
+        ("slider", {}, "slider", tuple(range(1, 11))),
+        ("date", {"day": "{DATE_ANY}"}, "day", ("2026-01-01",)),
+        ("date", {"month": 5, "day": 3}, "date", ("2026-05-03",)),
+    ],
+)
+def test_what_is_pulled_or_picked_has_values(kind, parameters, name, values):
+    """Also where the file leaves the parameter open."""
+    document = json.loads(LIBRARY.read_text())
+    how = [{"op": "click", "selector": f"#{kind}"}, {"op": "drag", "selector": f"#{kind}"}]
+    if kind == "date":
+        how = [{"op": "click", "selector": f"#when .{part}"} for part in ("opener", "month", "day")]
+    effects = [{"op": "set", "path": "$.cookie_accepted", "value": True}]
+    action = {"id": "PICK", "from": "HOME", "to": "HOME", "parameters": parameters, "effects": effects}
+    document["pages"][0]["actions"].append(action | {"gui_procedure": how})
+    world = world_of("library", load_fsm(document), {})
+    pick = world.fsm.pages["HOME"].actions["PICK"]
+    assert widget_of(pick, world.fsm).kind == kind
+    assert pick.open_parameters == (name,) and (pick.bind.param, pick.bind.values) == (name, values)

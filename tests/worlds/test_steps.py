@@ -237,4 +237,19 @@ def test_mistakes_are_told_in_one_line(tmp_path, site, capsys):
     for argv in (["record", str(tmp_path / "none.jsonl")], ["record", str(site[1])]):
         assert main([*argv, "--out", str(tmp_path)]) == 2
     none, missing = capsys.readouterr().err.splitlines()
-    assert "holds no tasks" in none and "is on no site that is given: name its folder with --sites" in missing
+    assert (
+        "there is no file" in none and "is on no site that is given: name its folder with --sites" in missing
+    )
+
+
+@pytest.mark.parametrize("verb", ["record", "replay"])
+def test_numbers_that_cannot_be_are_refused_before_anything_is_acted_out(tmp_path, site, capsys, verb):
+    argv = {"record": ["record", str(site[1]), "--out", str(tmp_path)], "replay": ["replay", str(site[0])]}[
+        verb
+    ]
+    assert main([*argv, "--browser.episodes", "0"]) == 2
+    assert "--browser.episodes: Input should be greater than or equal to 1" in capsys.readouterr().err
+    if verb == "record":
+        for flags in (("--grounding", "1"), ("--grounding", "-0.1"), ("--ways", "0")):
+            assert main([*argv, *flags]) == 2
+            assert "--grounding is at least 0 and below 1, and --ways at least 1" in capsys.readouterr().err

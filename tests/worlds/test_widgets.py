@@ -1,6 +1,7 @@
 """Each widget of generated sites: its solution in Chromium, and a fault of its own that replay catches."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from minirl.worlds.interpreter import World, initial_state
 from minirl.worlds.looks import SKINS
 from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.search import Step
-from minirl.worlds.widgets import action, control, gui_steps, widget_of
+from minirl.worlds.widgets import action, control, effect, gui_steps, widget_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -118,3 +119,35 @@ async def test_what_scrolls_is_never_shown_in_parts():
     steps = [Step("SCROLL", {"thing": "thing-9"}), Step("OPEN", {"thing": "thing-9"})]
     (result,) = await acted_out((world, steps))
     assert result.reason == ""
+
+
+TITLES = ("Dune Messiah", "Dune", "Emma")
+BOOKS = tuple(
+    {"id": f"book-{n}", "title": title, "shape": "ring", "fill": "#4a7fc1"} for n, title in enumerate(TITLES)
+)
+
+
+async def found(name: str, actions: list[Json], *before: Step, last: str) -> list[str]:
+    """Why these steps, and then the last action on each of the books, could not be acted out; or "" each."""
+    paths = []
+    for book in BOOKS:
+        world = world_of(f"{name}-{book['id']}", ["it", "order"], actions, page_size=2)
+        world = replace(world, data={"things": BOOKS})
+        paths.append((world, [*before, Step(last, {"book": book["id"]})]))
+    return [result.reason for result in await acted_out(*paths)]
+
+
+async def test_a_search_finds_the_title_that_was_typed_before_one_that_holds_it():
+    bind = {"param": "book", "collection": "things"}
+    actions = [action("SEARCH", "START", control("search", "#q", "it", bind))]
+    assert await found("search", actions, last="SEARCH") == ["", "", ""]
+
+
+@pytest.mark.parametrize("direction", ["asc", "desc"])
+async def test_a_list_that_is_ordered_by_its_texts_is_shown_so(direction):
+    """Two rows at a time: the one of each book is where the interpreter says."""
+    sort = control("button", "#sort") | {"effects": [effect("set", "order", value=f"title:{direction}")]}
+    bind = {"param": "book", "collection": "things", "order": "$.order"}
+    actions = [action("SORT", "START", sort)]
+    actions.append(action("OPEN", "START", control("row", "#list .book", "it", bind), "END"))
+    assert await found(f"sort-{direction}", actions, Step("SORT", {}), last="OPEN") == ["", "", ""]

@@ -29,6 +29,8 @@ def reworded(tmp_path: Path, act, **goal) -> Task:
     save_tasks(tmp_path / "tasks.jsonl", [task])
     with serve([act]) as server:
         served = ["--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.price", "0", "1000"]
+        file = tmp_path / "tasks.jsonl"
+        file.write_text(file.read_text().rstrip("\n"))  # as an editor may leave it
         out = tmp_path / "out.jsonl"
         assert main(["reword", str(tmp_path / "tasks.jsonl"), "--out", str(out), *served]) == 0
         assert INSTRUCTION in json.loads(json.dumps(server.requests[0]["messages"][0]["content"][0]["text"]))
@@ -85,3 +87,10 @@ def test_all_that_is_drawn_into_a_template_is_a_name():
     assert names_of(Task("w", 'Press "Rent", then write "2" under "Days".', "", {"page": "P"})) == {
         "rent", "2", "days"
     }  # fmt: skip
+
+
+def test_a_file_that_is_not_there_leaves_the_other_as_it_was(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    out.write_text("kept")
+    assert main(["reword", str(tmp_path / "typo.jsonl"), "--out", str(out), "--endpoint.model", "m"]) == 2
+    assert "there is no file" in capsys.readouterr().err and out.read_text() == "kept"
