@@ -41,8 +41,7 @@ def without_passwords(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return what an error says in one line of at most 300 characters, or its name if it says nothing."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 @dataclass

@@ -162,6 +162,7 @@ class Episode:
                 answer = self.answer or ""
                 if benchmark.recorded and self.turns:  # the whole response is scored
                     answer = self.turns[-1].text
+                session.answer = True  # what the agent has not saved is lost: no page may keep the rules out
                 # as long again: rules look longer where they are not met, and only failures would be late
                 async with asyncio.timeout(seconds):
                     self.score = await benchmark.score(self.task, session, answer)

@@ -111,8 +111,8 @@ class Experiment:
             # one rank alone can't ask a sharded model; merged weights must not be written into the base
             if isinstance(self.trainer.policy, FSDPModule) or config.model.lora:
                 model = load_model(config.model, device)
-            threads = max(1, cores() - 1)  # one is left to Chromium
-            sampler = HfSampler(model, self.preprocessor, threads)
+            # one thread is left to Chromium
+            sampler = HfSampler(model, self.preprocessor, max(1, cores() - 1))
         try:
             sampler.sync(self.trainer.weights())
             yield sampler

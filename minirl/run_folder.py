@@ -174,8 +174,7 @@ class Run:
     def write_config(self, config: Fields) -> None:
         """Write the settings, as `config.to_json` gives them."""
         if self.records:
-            text = json.dumps(config, indent=2)
-            write_atomic(self.root / "config.json", text.encode() + b"\n")
+            write_atomic(self.root / "config.json", json.dumps(config, indent=2).encode() + b"\n")
 
     def config(self) -> Json:
         """Return the settings that are saved, or nothing. ValueError if they are none."""

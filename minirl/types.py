@@ -311,6 +311,7 @@ class Session(Protocol):
     news: list[str]  # what happened by itself, a sentence each
     scale: float  # pixels of a screenshot for one of the page's
     seen: bytes | str  # the page as the agent has seen it last, until an action has settled
+    answer: bool | None  # whether dialogs are accepted; None: as usual
     look: Any  # how an agent that reads pages sees them: awaited, it returns a text
     unseen: bytes  # one that was taken to see what an action changed, for the next observation
 

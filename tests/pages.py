@@ -42,7 +42,19 @@ HOME = """
 TWO = """
 <!doctype html><title>Two</title><button onclick="window.close()">Close me</button>
 """
-PAGES = {"/": HOME, "/two": TWO}
+UNSAVED = """
+<!doctype html><title>Unsaved</title><input style="position: absolute; left: 10px; top: 10px; width: 80px">
+<script>addEventListener("beforeunload", event => event.preventDefault())</script>
+"""
+RED = """
+<!doctype html><title>Red</title><button style="position: absolute; left: 10px; top: 10px; width: 80px"
+  onclick="document.body.style.background = 'red'; for (;;);">Go</button>
+"""
+CODE = """
+<!doctype html><title>Code</title><input style="position: absolute; left: 10px; top: 10px; width: 80px"
+  oninput="if (value === '1234') window.close()">
+"""
+PAGES = {"/": HOME, "/two": TWO, "/unsaved": UNSAVED, "/red": RED, "/code": CODE}
 
 
 def point(x: float, y: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ import pytest
 import pytest_asyncio
 import torch
 from pages import HEIGHT, WIDTH, point
+from PIL import Image
 from shopping import PAGES, SHOP, tasks
 from workers import Scored, make_worker
 
@@ -424,6 +426,35 @@ async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_trac
     assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
     said = capsys.readouterr().err
     assert said.count("KeyError: 'a bug of ours'") == 1 and "test_episode.py" in said
+
+
+async def test_what_the_agent_has_not_saved_keeps_no_rule_out(play, site):
+    """A form that was begun asks whether it may be left, and is."""
+    write = saying(click(point(50, 20)), '{"name": "write", "arguments": {"message": "a draft"}}')
+
+    async def reward(task: Task, session: Session, answer: str) -> Score:
+        await session.start(f"{site}/two")
+        return Score(float(await session.page.title() == "Two"))
+
+    async with play(write, saying(DONE), start="/unsaved") as (worker, _, task):
+        worker.harness.benchmark_of = lambda _: Scored(reward)
+        t = await episode(worker, task)
+    assert (t.stop, t.success, t.error) == (Stop.DONE, True, "")
+
+
+async def test_what_is_shown_after_an_action_that_failed_is_from_after_it(play):
+    """The click's own look at the page, for its effect, is older than what the click has done."""
+    own = BrowserPool(replace(BROWSER, action_seconds=2))
+    wait = '{"name": "wait", "arguments": {"seconds": 0.1}}'
+    async with play(saying(wait, click(point(50, 20))), saying(DONE), own=own, start="/red") as (
+        worker,
+        _,
+        task,
+    ):
+        t = await episode(worker, task)
+        picture = Image.open(io.BytesIO(worker.harness.images.get(t.turns[1].images[0])))
+    assert t.turns[0].feedback[1].startswith("Failed: `click` execution failed: the browser did not finish")
+    assert picture.convert("RGB").getpixel((WIDTH - 5, HEIGHT - 5)) == (255, 0, 0)
 
 
 async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):

@@ -80,8 +80,10 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
     """Return an action of UI-TARS as calls. ValueError with the fault. Of a box its middle is meant; a text
     that ends with a new line is confirmed by Enter."""
     action = _literal(source)
-    name = str(action["action"])
-    known = UI_TARS.get(name, {"action": name, "arguments": {}})
+    name = str(action.get("action"))
+    if name not in UI_TARS:  # one of ours, without its tags
+        return (read_call(action),)
+    known = UI_TARS[name]
     given: Json = {"action": known["action"], "text": ""}
     for their_key, key in known["arguments"].items():
         if their_key not in action:
@@ -95,10 +97,10 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
             given[key] = " + ".join(value.split()) if their_key == "key" else value
     text = given["text"]
     given["text"] = text.removesuffix("\n")
-    call = read_call(given)
-    if call.name == "type_text" and text.endswith("\n"):
-        return call, Call("press_enter")
-    return (call,)
+    calls = (read_call(given), Call("press_enter"))
+    if name == "type" and text.endswith("\n"):
+        return calls if given["text"] else calls[1:]
+    return calls[:1]
 
 
 def _literal(source: str) -> Json:

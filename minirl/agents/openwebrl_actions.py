@@ -104,6 +104,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
         reason = "the browser did not finish in time"
     except ToolFailure as failure:
         reason = str(failure)
+    session.unseen = b""  # it may be from before what the action did
 
     # A hotkey that failed half-way must not turn later keys into hotkeys
     if call.name == "press_keys":
@@ -233,7 +234,7 @@ async def write(session: Session, message: str) -> str:
     outcome += effect.notes
 
     # The field may hold something else than was written: cut, completed, in its own format, or as before
-    if not effect.fresh and not frame.is_detached():
+    if not (effect.fresh or frame.is_detached() or frame.page.is_closed()):
         field_now = PageAnswer.read(await session.do(frame.evaluate(script("focus"))))
         if field_now.kind == field.kind != CLOSED and not _is_held(field_now, text):
             outcome = effect.notes + _difference(field_now.value, text)
@@ -301,7 +302,7 @@ def normal(key: str) -> str:
 
 async def wait(session: Session, seconds: Number = 3) -> str:
     """Let the page settle for some seconds."""
-    seconds = min(seconds, MAX_WAIT_SECONDS)
+    seconds = min(seconds, MAX_WAIT_SECONDS, session.config.action_seconds * 2 / 3)
     async with watched(session) as effect:
         await asyncio.sleep(seconds)
     return f"waited {seconds:g} seconds.{effect.notes}"

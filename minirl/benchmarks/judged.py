@@ -23,8 +23,7 @@ class JudgedBenchmark:
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the site with the wording, and the site with the goal, if the task has one."""
         host = urlsplit(without_passwords(task.start_url)).netloc.removeprefix("www.")
-        wording = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
-        names = {(host, wording)}
+        names = {(host, " ".join(task.instruction.casefold().split()))}  # benchmarks copy from one another
         if task.goal:
             names.add((host, json.dumps(task.goal, sort_keys=True)))
         return names

@@ -76,8 +76,7 @@ def _without_aborted(official: Protocol) -> Protocol:
     """Return OpenWebRL's second metric. Where a program decides, GPT-4.1 answers what the program asks."""
     judge = GPT_41
     if official.judge.input == "rules":
-        model = GPT_41.model if official.judge.model else ""
-        judge = replace(official.judge, model=model)
+        judge = replace(official.judge, model=GPT_41.model if official.judge.model else "")
     name = official.name.removesuffix("-official") + "-without-aborted"
     return replace(official, name=name, aborted="leave out", sampling=GREEDY, judge=judge)
 

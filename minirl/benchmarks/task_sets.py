@@ -118,6 +118,8 @@ def load_source(source: str, count: int | None, config: Config) -> list[Task]:
     mixed = [task for tasks in rounds for task in tasks if task is not None]
     if not mixed:
         raise ValueError(f"{source} has no task that this agent has the means for")
+    if len({task.id for task in mixed}) < len(mixed):
+        raise ValueError(f"{source}: two of its sites have a task of the same id; ids must differ")
     return mixed[:count]
 
 

@@ -10,13 +10,13 @@ function choose([text]) {
     const options = choicesOf(e).map(o => [o, ...[labelOf(o), labelOf(o, true), o.value].map(plain)]);
     const find = text => {
       const wanted = plain(text);
-      const found = [1, 2, 3].map(way => options.find(names => names[way] === wanted)).find(Boolean) ||
-        options.find(names => names[1].startsWith(wanted)) || options.find(names => names[1].includes(wanted));
-      return found && found[0];
+      const found = [1, 2, 3].map(way => options.find(names => names[way] === wanted)).find(Boolean) || wanted &&
+        (options.find(names => names[1].startsWith(wanted)) || options.find(names => names[1].includes(wanted)));
+      return found ? found[0] : undefined;
     };
     let chosen = [find(text)];
-    if (!chosen[0] && e.multiple) chosen = text.split(',').map(find);
-    if (chosen.includes(undefined)) return null;
+    if (!chosen[0] && e.multiple) chosen = text.split(',').filter(plain).map(find);
+    if (!chosen.length || chosen.includes(undefined)) return null;
     for (const o of e.options) o.selected = chosen.includes(o);
   } else {
     const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;

@@ -101,7 +101,8 @@ class Session:
             if not self.context.pages:
                 return BrowserFault(Stop.ENV_ERROR, "the page closed its last tab")
             reason = "the tab was closed"
-        if "crashed" in reason or self.page in self.crashed:
+        # behind a blank, which no address in an error has
+        if " crashed" in reason or self.page in self.crashed:
             return BrowserFault(Stop.ENV_ERROR, "the page crashed")
         return ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason))  # without "Mouse.click: "
 

@@ -52,8 +52,7 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
     """
     # the names are those of Llama, Qwen2, Qwen3 and the Qwen-VLs
     parts: dict[str, Any] = {name.rpartition(".")[2]: part for name, part in layer.named_modules()}
-    last = parts["down_proj"] if "down_proj" in parts else parts["linear_fc2"]
-    inner = last.in_features
+    inner = (parts.get("down_proj") or parts["linear_fc2"]).in_features
     saved = 4 * inner if "gate_proj" in parts else 2 * inner
     in_float32 = 0
     states = 0
@@ -84,8 +83,7 @@ def meta_model(path: str) -> tuple[Any, Any]:
     """Return a checkpoint's model without weights, and its vision tower or None. ValueError if none."""
     known = MODELS / Path(path).name
     model: Any = blueprint(str(known) if known.is_dir() else path)
-    tower = model.model.visual if hasattr(model.config, "vision_config") else None
-    return model, tower
+    return model, model.model.visual if hasattr(model.config, "vision_config") else None
 
 
 def size(module: nn.Module | None) -> int:

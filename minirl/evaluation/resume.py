@@ -226,19 +226,19 @@ def settings(config: EvalScriptConfig, tasks: Sequence[Task]) -> Json:
         "judge": config.judge.path,
         "prompt": config.agent.prompt,
         "judge_prompt": config.judge.prompt,
+        "reward": config.task.reward.partition(":")[0],
     }
     digests = {name: digest_of(Path(path)) for name, path in files.items() if path}
     content = json.dumps([asdict(task) for task in tasks], sort_keys=True)
     digests["tasks"] = hashlib.sha256(content.encode()).hexdigest()
-    plain = replace(config, retry=False, success_within=())
-    return to_json(plain) | {"digests": digests}
+    return to_json(replace(config, retry=False, success_within=())) | {"digests": digests}
 
 
 def digest_of(path: Path) -> str:
-    """Return the digest of a file, or of the weights in a folder; "" of a model on a hub."""
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    """Return the digest of a file, or those of all files of a model's folder; "" of a model on a hub."""
+    files = [path] if path.is_file() else sorted(path.glob("*"))
     digests = []
-    for name in files:
+    for name in filter(Path.is_file, files):
         with open(name, "rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     return " ".join(digests)

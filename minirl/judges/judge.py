@@ -48,8 +48,7 @@ class ModelJudge:
         try:
             if self.question.rubric.needs_answer and lacks_answer(trajectory):
                 return Verdict(False, "The agent ended the task without an answer; no model was asked.")
-            messages = self.question.messages(trajectory, self.images)
-            text, finish = await self.answer(messages)
+            text, finish = await self.answer(self.question.messages(trajectory, self.images))
         except (EndpointError, SamplerError, ValueError, OSError) as problem:
             return Verdict(None, "", str(problem) or type(problem).__name__)
         if finish == "length":

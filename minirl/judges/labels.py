@@ -39,11 +39,10 @@ def target(verdict: Verdict) -> str:
 
 async def label_dumps(config: JudgeScriptConfig, ranks: Ranks, world_teacher: Judge) -> None:
     """Label the dumps of `--runs`, and say how many of each kind there are. The teacher is the model that is
-    served as `--judge.model`; without one, the task's own verifier."""
+    served as `--judge.model`, or the checkpoint `--judge.path`; without one, the task's own verifier."""
     run = open_run(config, ranks)
-    if config.judge.model:
-        served = replace(config, judge=replace(config.judge, path=""))
-        async with open_judge(served, ranks, run.images) as teacher:
+    if config.judge.model or config.judge.path:
+        async with open_judge(config, ranks, run.images) as teacher:
             counts = await label_all(config, run, teacher)
     else:
         counts = await label_all(config, run, world_teacher)

@@ -49,8 +49,7 @@ RUBRICS = {
 
 @cache
 def prompt_parts(rubric: str) -> list[str]:
-    text = text_of(f"judges/prompts/{rubric}.md")
-    return [part.strip() for part in text.split("\n---\n")]
+    return [part.strip() for part in text_of(f"judges/prompts/{rubric}.md").split("\n---\n")]
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,13 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
         "disable_log_stats": True,
     }
     if preprocessor.images is not None:
-        pixels = min(preprocessor.images.size["longest_edge"], browser.width * browser.height)
+        size = preprocessor.images.size
+        if agent.kind != "autowebworld":  # whose recorded pictures are of any size
+            pixels = min(size["longest_edge"], browser.width * browser.height)
+            size = size | {"longest_edge": pixels}
         settings["mm_device_do_normalize"] = False  # pixels come normalised
         settings["limit_mm_per_prompt"] = {"image": agent.screenshots, "video": 0}
-        settings["mm_processor_kwargs"] = {"size": preprocessor.images.size | {"longest_edge": pixels}}
+        settings["mm_processor_kwargs"] = {"size": size}
     if ranks.device.type == "cuda":
         if torch.cuda.get_device_capability(ranks.device)[0] == 10:
             settings["attention_backend"] = "FLASH_ATTN"  # B200's default, FlashInfer, has to be compiled

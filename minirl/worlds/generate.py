@@ -200,8 +200,7 @@ class SiteBuilder:
             id = f"{verb}_{entity.name}".replace(" ", "_")
             item = f"selected_{entity.name}_id"
             asks = self._draw_asks(verb)
-            page = entity.name.upper()
-            self._add_flow(id, verb, asks, page, item, entity.plural, done=done)
+            self._add_flow(id, verb, asks, entity.name.upper(), item, entity.plural, done=done)
 
     def _draw_asks(self, verb: str) -> dict[str, Sequence[Any]]:
         """Return what the form of a verb asks for, by its names in themes.toml or shop.toml, and what it

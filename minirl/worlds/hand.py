@@ -69,8 +69,7 @@ async def find(session: Session, gui: Gui) -> Operation:
         start, end, height = await measure(session, "thumb", selector, gui["to"])
         return Operation(op, selector, box, start=(start, height), end=(end, height))
     if op == "scroll":
-        row = gui["to"].split()[-1]
-        distance = await measure(session, "distance", selector, row)
+        distance = await measure(session, "distance", selector, gui["to"].split()[-1])
         share = round(abs(distance) / session.height, 4)
         return Operation(op, selector, box, text=_way(distance), amount=share)
     return Operation(op, selector, box, text=text)
@@ -123,8 +122,7 @@ def middle(box: Sequence[float], width: float, height: float) -> list[int]:
     for low, high, size in ((left, right, width), (top, bottom, height)):
         exact = (low + high) / 2 * SCALE / size
         rounded = round(exact / GRID) * GRID
-        is_inside = low < rounded * size / SCALE < high
-        point.append(rounded if is_inside else round(exact))
+        point.append(rounded if low < rounded * size / SCALE < high else round(exact))
     return point
 
 

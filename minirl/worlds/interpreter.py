@@ -144,8 +144,7 @@ def suits(value: Any, condition: Condition) -> bool:
         case "in" | "oneof":
             return any(same(value, one) for one in expected)
         case "length_gt":
-            length = len(value) if isinstance(value, (str, list, tuple, dict)) else 0
-            return length > expected
+            return (len(value) if isinstance(value, (str, list, tuple, dict)) else 0) > expected
     return is_number(value) and ORDERS[condition.cond](value, expected)
 
 
@@ -182,8 +181,7 @@ def parameter_values(world: World, state: State, action_id: str) -> list[Json]:
             rule = {"cond": "same", "value": rule}
         setting = _resolve(rule["value"], signature)
         records = [record for record in records if passes(record.get(key), rule["cond"], setting)]
-    order = _resolve(bind.order, signature) or ""
-    name, _, direction = str(order).partition(":")
+    name, _, direction = str(_resolve(bind.order, signature) or "").partition(":")
     if name:  # of equals, the first in the file stays the first, in both directions
         records.sort(
             key=lambda record: (isinstance(value := record.get(name) or 0, str), value),

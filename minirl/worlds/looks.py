@@ -54,8 +54,7 @@ def draw_records(entity: Any, rng: Random) -> tuple[Json, ...]:
         columns[name] = draw(numbers, k=count)
     for first, flag in zip((True, False), entity.flags, strict=True):
         # There are at least one yes and one no.
-        others = [rng.random() < 0.5 for _ in range(count - 2)]
-        columns[flag] = [first, not first, *others]
+        columns[flag] = [first, not first, *(rng.random() < 0.5 for _ in range(count - 2))]
     records = []
     for i in range(count):
         shape, (colour, fill) = pictures[i]

@@ -130,8 +130,7 @@ def _describe_action(action: Action, world: World) -> Json:
 
 def _label(world: World, id: str, usual: str) -> str:
     """Return a label as the style gives it, or made of the id: "Place order" of PLACE_ORDER."""
-    words = usual.replace("_", " ").strip().capitalize()
-    return style_of(world)["labels"].get(id, words)
+    return style_of(world)["labels"].get(id, usual.replace("_", " ").strip().capitalize())
 
 
 def save_world(world: World, folder: Path) -> None:

@@ -85,8 +85,7 @@ class ScriptedPolicy:
         params = self.steps[0].params
         if params:
             return " ".join(str(value) for value in params.values())
-        text = await session.do(session.page.inner_text(operation.selector))
-        return str(text).strip()
+        return str(await session.do(session.page.inner_text(operation.selector))).strip()
 
     async def text_response(self, session: Session) -> str:
         """Return the text agent's action for the next operation, or its goodbye."""

@@ -48,8 +48,7 @@ def make_shop(n: int, serif: bool = False) -> World:
     for page in pages:
         max_words = 8 if len(page) == 1 else 5
         for field in page:
-            collection = CHOICES[field]["collection"]
-            data[collection] = records_of(field, max_words, rng)
+            data[CHOICES[field]["collection"]] = records_of(field, max_words, rng)
     site = _shop_pages(pages, goes_on)
     name = f"shop-{n}-serif" if serif else f"shop-{n}"
     font = "serif" if serif else "sans"
@@ -88,8 +87,7 @@ def _shop_pages(pages: Sequence[Sequence[str]], goes_on: Sequence[bool]) -> Site
             bind = {"param": field, "collection": collection}
             row = control("row", f"#{collection} .row", field, bind)
             role = f"CHOOSE_{field.upper()}"
-            to = then if goes_on[i] else ""
-            site.add_action(id, role, f"Choose {field}", row, to=to)
+            site.add_action(id, role, f"Choose {field}", row, to=then if goes_on[i] else "")
         if not goes_on[i]:
             gates = [condition(field, "not_null") for field in page]
             role = "order" if then == "DONE" else "next"
@@ -246,8 +244,7 @@ def _places_of_page(groups: Sequence[list[str]], bar: int, gap: int, is_below: b
     for group in rng.sample(groups, len(groups)):
         names += rng.sample(group, len(group))
     top = 0 if is_below else bar
-    area = (0, top, width, height - bar)
-    boxes = cut(area, len(names), rng)
+    boxes = cut((0, top, width, height - bar), len(names), rng)
     header_top = height - bar if is_below else 0
     header = (0, header_top, width, bar)
     places = {"header": tuple(cell * side for side in header)}
@@ -275,8 +272,7 @@ def cut(box: Box, n: int, rng: Random) -> list[Box]:
             low = -(-first // lanes) * least[side]
             high = size[side] - -(-(n - first) // lanes) * least[side]
             if low <= high:
-                weight = (evenness * size[side] / least[side]) ** 2
-                ways.append((weight, first, low, high, side))
+                ways.append(((evenness * size[side] / least[side]) ** 2, first, low, high, side))
     _, first, low, high, side = rng.choices(ways, [way[0] for way in ways])[0]
     mode = min(max(size[side] * first / n, low), high)
     at = round(rng.triangular(low, high, mode))

@@ -183,11 +183,9 @@ class Draft:
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
         asks = ""
         for name, value in values.items():
-            usual = WORDS["asks"]["text"]
-            wordings = WORDS["asks"].get(name, usual)
+            wordings = WORDS["asks"].get(name, WORDS["asks"]["text"])
             asks += ", " + self.wording(wordings, name=name, value=value)
-        usual = WORDS["flows"]["item"]
-        wordings = WORDS["flows"].get(flow["id"], usual)
+        wordings = WORDS["flows"].get(flow["id"], WORDS["flows"]["item"])
         self.sentences += sentences
         self.sentences.append(self.wording(wordings, verb=flow["verb"], asks=asks))
         self.parts.append(Part(find, flow, values))
@@ -200,8 +198,7 @@ class Draft:
         names = [name for name in ("colour", "shape", *units) if not isinstance(record[name], bool)]
         fact = self.rng.choice(names)
         value = str(record[fact])
-        with_unit = units.get(fact, "{}").format(value)
-        self.answer = list(dict.fromkeys([value, with_unit]))
+        self.answer = list(dict.fromkeys([value, units.get(fact, "{}").format(value)]))
         questions = WORDS["questions"]
         question = self.wording(questions.get(fact, questions["number"]), field=fact)
         return self.wording(questions["ask"], fact=question)

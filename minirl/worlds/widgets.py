@@ -100,8 +100,7 @@ class SiteDocument:
 
     def add_page(self, id: str, label: str, back: str = "", fields: Json | None = None) -> None:
         """Add a page with these fields and their types, and a button that leads `back`."""
-        types = dict(fields or {})
-        self.pages[id] = {"id": id, "signature_schema": types, "actions": []}
+        self.pages[id] = {"id": id, "signature_schema": dict(fields or {}), "actions": []}
         self.labels[id] = label
         if back:
             self.add_action(id, "BACK", "Back", to=back)
@@ -112,8 +111,7 @@ class SiteDocument:
             widget = control("button", self.selector(page, role))
         id = f"{page}_{role}"
         self.labels[id] = label
-        made = action(id, page, widget, **more)
-        self.pages[page]["actions"].append(made)
+        self.pages[page]["actions"].append(action(id, page, widget, **more))
 
     def selector(self, page: str, role: str) -> str:
         """Return the selector of the element by which an action is taken."""
@@ -194,8 +192,7 @@ def _kind_of_procedure(action: Action, fsm: Fsm, ops: Sequence[str], selectors: 
             return "search" if enters and action.name == "search" else "field"
         case ("click", "drag"):
             named = str(action.parameters.get("widget", ""))
-            is_slider = "slider" in first or named.startswith("slider")
-            return "slider" if is_slider else "scroll"
+            return "slider" if "slider" in first or named.startswith("slider") else "scroll"
         case ("hover", "click"):
             return "hover"
         case ("click", "click"):

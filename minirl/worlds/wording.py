@@ -65,8 +65,7 @@ def keeps_meaning(wording: str, task: Task) -> bool:
 
 def names_of(task: Task) -> set[str]:
     """Return what is quoted in an instruction, and all words that are not a template's."""
-    names = {name.strip('"').casefold() for name in NAME.findall(task.instruction)}
-    return names - FIXED
+    return {name.strip('"').casefold() for name in NAME.findall(task.instruction)} - FIXED
 
 
 def holds(text: str, name: str) -> bool:
@@ -75,5 +74,4 @@ def holds(text: str, name: str) -> bool:
     >>> holds("Open room 12.", "2"), holds("Open the SECOND room.", "second")
     (False, True)
     """
-    pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
-    return re.search(pattern, text, re.IGNORECASE) is not None
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) is not None

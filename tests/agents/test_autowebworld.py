@@ -53,6 +53,9 @@ def agent(folder) -> AutoWebWorldAgent:
         ("drag(start_box='(1,2)', end_box='(3,4)')", [Call("drag", {"from": [1, 2], "to": [3, 4]})]),
         ("type(content='it\\'s (a) b')", [Call("type_text", {"text": "it's (a) b"})]),
         ("type(content='tea\\n')", [Call("type_text", {"text": "tea"}), Call("press_enter")]),
+        ("type(content='\\n')", [Call("press_enter")]),
+        ("{'action': 'answer', 'text': '42'}", [Call("answer", {"text": "42"})]),  # ours, without its tags
+        ("type_text(text='tea')", [Call("type_text", {"text": "tea"})]),
         ("hotkey(key='ctrl a')", [Call("hotkey", {"value": "ctrl + a"})]),
         ("scroll(start_box='(1,2)', direction='down')", [Call("scroll", {"value": "down"})]),
         ("wait()", [Call("wait")]),
@@ -103,7 +106,7 @@ async def test_the_ten_forms_are_read(action, call):
         f"<action>{'(' * 9999}</action>", f"<action>{'[' * 99}{']' * 99}</action>", "<action>\0</action>",
         "Action: left_double(start_box='(1,2)')", "Action: click()", "Action: click(start_box='(1)')",
         "Action: type(content=open('x'))", "Action: __import__('os').system('x')",
-        "Action: click(**{'start_box': '(1,2)'})", "Action: wait(",
+        "Action: click(**{'start_box': '(1,2)'})", "Action: wait(", "Action: {}", "Action: {'name': 'click'}",
     ],
 )  # fmt: skip
 async def test_what_cannot_be_read_is_told(said):

@@ -164,6 +164,20 @@ async def test_several_options_are_chosen_by_writing_them(session):
     told = "To choose several of its list, write them between commas: Red, Green, Blue. It is now selected."
     assert '<option> unselected "Red"' in line and told in line
     assert 'It is now "Red, Blue".' in await do(session, "write", message="blue, Red")
+    assert 'It is now "Blue".' in await do(session, "write", message="Blue, ")
+    for nothing in (" ", ","):
+        with pytest.raises(ToolFailure, match="Write one of its options"):
+            await do(session, "write", message=nothing)
+
+
+async def test_a_window_that_closes_when_it_is_written_in_was_written_in(session, site):
+    """As one does in which a code is asked for."""
+    await session.start(f"{site}/two")
+    await session.page.set_content(STYLE + "<button onclick=\"window.open('/code')\">Code</button>")
+    await do(session, "click", point_2d=point(10, 10))
+    await do(session, "click", point_2d=point(50, 20))
+    assert '`write` typed "1234" into' in await do(session, "write", message="1234")
+    assert len(session.context.pages) == 1
 
 
 LATE_CHOOSER = "if (event.isTrusted) { event.preventDefault(); setTimeout(() => this.click(), 900) }"

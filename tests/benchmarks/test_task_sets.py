@@ -191,6 +191,10 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     (tmp_path / "train/hotels-easy-0/fsm.json").unlink()
     with pytest.raises(ValueError, match="hotels-easy-0-1: there is no site in .*; make it again"):
         sites_of(sets.all)
+    save_tasks(tmp_path / "twice/one/tasks.jsonl", sets.heldout[:1])
+    save_tasks(tmp_path / "twice/two/tasks.jsonl", sets.heldout[:1])
+    with pytest.raises(ValueError, match="twice: two of its sites have a task of the same id"):
+        make_task_sets(replace(config, task=replace(config.task, heldout=str(tmp_path / "twice"))))
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="holds no sites with tasks; make some: python -m minirl.worlds"):
         make_task_sets(replace(config, task=replace(config.task, heldout=str(tmp_path / "none"))))

@@ -310,6 +310,16 @@ async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool)
     assert caught.value.stop is Stop.SITE_ERROR and len(opened) == START_ATTEMPTS
 
 
+async def test_a_wait_ends_before_the_actions_time(session):
+    session.config = replace(session.config, action_seconds=3)
+    assert await do(session, "wait", seconds=20) == "Succeed: waited 2 seconds."
+
+
+async def test_an_address_that_speaks_of_a_crash_is_none(session):
+    with pytest.raises(ToolFailure, match="net::ERR"):
+        await session.goto("http://nothing-here.test/it-crashed")
+
+
 WHERE = "[navigator.language, Intl.DateTimeFormat().resolvedOptions().timeZone, navigator.userAgent]"
 ABROAD = {"locale": "de-DE", "timezone": "Asia/Tokyo", "user_agent": "Mine"}
 

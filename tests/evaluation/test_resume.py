@@ -204,7 +204,15 @@ def test_what_differs_gets_a_label_of_its_own(tmp_path):
 
 
 def test_settings_tell_other_weights_prompts_and_tasks_apart(tmp_path):
-    files = [tmp_path / name for name in ("a/model.safetensors", "b/model.safetensors", "prompt", "other")]
+    names = (
+        "a/model.safetensors",
+        "a/chat_template.jinja",
+        "b/model.safetensors",
+        "prompt",
+        "other",
+        "own.py",
+    )
+    files = [tmp_path / name for name in names]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text("Be kind.")
@@ -213,6 +221,7 @@ def test_settings_tell_other_weights_prompts_and_tasks_apart(tmp_path):
         model=replace(tiny().model, path=str(tmp_path / "a")),
         agent=replace(tiny().agent, prompt=tmp_path / "prompt"),
         judge=replace(tiny().judge, prompt=tmp_path / "other", path=str(tmp_path / "b")),
+        task=replace(tiny().task, reward=f"{tmp_path / 'own.py'}:reward"),
     )
     first = settings(config, TASKS)
     for same in ({"retry": True}, {"success_within": (5, 10)}):

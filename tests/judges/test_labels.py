@@ -1,6 +1,7 @@
 """Labels: which trajectories a teacher is asked about, what is kept of its answers, and what is held out."""
 
 import json
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from minirl.config import JudgeConfig
 from minirl.judges.labels import LABELLED, goal_of, label_all, label_dumps, split, without_ids
 from minirl.judges.settings import JudgeScriptConfig, tiny_judge
 from minirl.run_folder import Run
-from minirl.types import Parsed, Stop, Task, Trajectory
+from minirl.types import Parsed, Stop, Task, Trajectory, Verdict
 from minirl.worlds.teacher import world_teacher
 
 TASK = shopping.tasks(1)[0]
@@ -120,3 +121,25 @@ def test_a_goal_is_told_by_site_and_instruction():
     ]
     goals = [goal_of(Trajectory(task, 0)) for task in tasks]
     assert goals[0] == goals[1] and len(set(goals)) == 3
+
+
+async def test_a_checkpoint_can_be_the_teacher(tmp_path, ranks, monkeypatch):
+    """And is not passed over for what the tasks' own rules say."""
+    run, own = Run(tmp_path / "web"), Run(tmp_path / "judge")
+    dump(run, "step_00001", shopping.episode(TASK))
+    asked = []
+
+    @asynccontextmanager
+    async def opened(config, ranks, images):
+        asked.append(config.judge.path)
+
+        async def judge(trajectory):
+            return Verdict(False, "Not one kite.")
+
+        yield judge
+
+    monkeypatch.setattr("minirl.judges.labels.open_judge", opened)
+    config = config_of(tmp_path, run)
+    await label_dumps(replace(config, judge=replace(config.judge, path="checkpoint")), ranks, world_teacher)
+    (labelled,) = own.load_trajectories(LABELLED)
+    assert asked == ["checkpoint"] and labelled.verdict == Verdict(False, "Not one kite.")

@@ -19,7 +19,7 @@ from peers import alone, on_ranks
 from training import logprobs_of, make_trainer, save_text_model
 
 from minirl import lora
-from minirl.config import AgentConfig, ModelConfig, SamplerConfig
+from minirl.config import AgentConfig, BrowserConfig, ModelConfig, SamplerConfig
 from minirl.distributed import Ranks
 from minirl.recipes import tiny
 from minirl.rows import Row
@@ -134,6 +134,17 @@ def test_b200s_attention_is_the_one_that_needs_no_compiler(preprocessor, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     gpu = replace(alone(), device=torch.device("cuda", 0))
     assert vllm_engine.engine_settings(tiny(), preprocessor, gpu).get("attention_backend") == backend
+
+
+@pytest.mark.parametrize(("kind", "is_bounded"), [("visual", True), ("autowebworld", False)])
+def test_the_largest_picture_is_a_screenshot_unless_it_was_recorded(preprocessor, kind, is_bounded):
+    """vLLM makes room for the largest, and refuses larger ones."""
+    config = replace(
+        tiny(), agent=replace(tiny().agent, kind=kind), browser=BrowserConfig(width=32, height=32)
+    )
+    settings = vllm_engine.engine_settings(config, preprocessor, alone())
+    largest = settings["mm_processor_kwargs"]["size"]["longest_edge"]
+    assert largest == (32 * 32 if is_bounded else preprocessor.images.size["longest_edge"])
 
 
 @pytest.mark.vllm
