@@ -160,8 +160,8 @@ class BrowserPool:
                 slot.browser = browser
                 answer = await ask(browser, "SystemInfo.getProcessInfo")
                 slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
-                answer = await ask(browser, "Browser.getVersion")
-                slot.user_agent = answer["userAgent"].replace("Headless", "")
+                version = await ask(browser, "Browser.getVersion")
+                slot.user_agent = version["userAgent"].replace("Headless", "")
             self.launches += 1
             return browser
 

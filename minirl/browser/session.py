@@ -101,7 +101,7 @@ class Session:
             if not self.context.pages:
                 return BrowserFault(Stop.ENV_ERROR, "the page closed its last tab")
             reason = "the tab was closed"
-        # behind a blank, which no address in an error has
+        # of a page or its target; the blank keeps out an address with this word, which may stand in a reason
         if " crashed" in reason or self.page in self.crashed:
             return BrowserFault(Stop.ENV_ERROR, "the page crashed")
         return ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason))  # without "Mouse.click: "

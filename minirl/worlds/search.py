@@ -168,13 +168,13 @@ def outline(fsm: Fsm) -> World:
 def interceptors(fsm: Fsm) -> dict[str, set[FieldPath]]:
     """Return the actions, by ids, that answer a question in the way: in place, they set null to true. Each
     with where it does."""
-    found = {}
+    answered = {}
     for action in fsm.actions:
         questions = {c.path for c in action.preconditions if c.cond == "eq" and c.value is None}
         answers = {e.path for e in action.effects if e.op == "set" and e.value is True}
         if questions & answers and not action.is_navigation:
-            found[action.id] = questions & answers
-    return found
+            answered[action.id] = questions & answers
+    return answered
 
 
 def possible_steps(world: World, state: State) -> list[Step]:

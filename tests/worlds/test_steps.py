@@ -242,14 +242,11 @@ def test_mistakes_are_told_in_one_line(tmp_path, site, capsys):
     )
 
 
-@pytest.mark.parametrize("verb", ["record", "replay"])
-def test_numbers_that_cannot_be_are_refused_before_anything_is_acted_out(tmp_path, site, capsys, verb):
-    argv = {"record": ["record", str(site[1]), "--out", str(tmp_path)], "replay": ["replay", str(site[0])]}[
-        verb
-    ]
-    assert main([*argv, "--browser.episodes", "0"]) == 2
-    assert "--browser.episodes: Input should be greater than or equal to 1" in capsys.readouterr().err
-    if verb == "record":
-        for flags in (("--grounding", "1"), ("--grounding", "-0.1"), ("--ways", "0")):
-            assert main([*argv, *flags]) == 2
-            assert "--grounding is at least 0 and below 1, and --ways at least 1" in capsys.readouterr().err
+def test_numbers_that_cannot_be_are_refused_before_anything_is_acted_out(tmp_path, site, capsys):
+    record = ["record", str(site[1]), "--out", str(tmp_path)]
+    for argv in (record, ["replay", str(site[0])]):
+        assert main([*argv, "--browser.episodes", "0"]) == 2
+        assert "--browser.episodes: Input should be greater than or equal to 1" in capsys.readouterr().err
+    for flags in (("--grounding", "1"), ("--grounding", "-0.1"), ("--ways", "0")):
+        assert main([*record, *flags]) == 2
+        assert "--grounding is at least 0 and below 1, and --ways at least 1" in capsys.readouterr().err

@@ -127,7 +127,7 @@ BOOKS = tuple(
 )
 
 
-async def found(name: str, actions: list[Json], *before: Step, last: str) -> list[str]:
+async def reasons(name: str, actions: list[Json], *before: Step, last: str) -> list[str]:
     """Why these steps, and then the last action on each of the books, could not be acted out; or "" each."""
     paths = []
     for book in BOOKS:
@@ -140,7 +140,7 @@ async def found(name: str, actions: list[Json], *before: Step, last: str) -> lis
 async def test_a_search_finds_the_title_that_was_typed_before_one_that_holds_it():
     bind = {"param": "book", "collection": "things"}
     actions = [action("SEARCH", "START", control("search", "#q", "it", bind))]
-    assert await found("search", actions, last="SEARCH") == ["", "", ""]
+    assert await reasons("search", actions, last="SEARCH") == ["", "", ""]
 
 
 @pytest.mark.parametrize("direction", ["asc", "desc"])
@@ -150,4 +150,4 @@ async def test_a_list_that_is_ordered_by_its_texts_is_shown_so(direction):
     bind = {"param": "book", "collection": "things", "order": "$.order"}
     actions = [action("SORT", "START", sort)]
     actions.append(action("OPEN", "START", control("row", "#list .book", "it", bind), "END"))
-    assert await found(f"sort-{direction}", actions, Step("SORT", {}), last="OPEN") == ["", "", ""]
+    assert await reasons(f"sort-{direction}", actions, Step("SORT", {}), last="OPEN") == ["", "", ""]
