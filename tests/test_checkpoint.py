@@ -151,15 +151,13 @@ def test_a_checkpoint_of_a_model_from_the_hub_is_complete(
     assert load_preprocessor(ModelConfig(path=str(tmp_path / "best"))).pad == preprocessor.pad
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_whoever_serves_a_checkpoint_scales_screenshots_as_training_did(ranks, tiny_folder, tmp_path, older):
+def test_whoever_serves_a_checkpoint_scales_screenshots_as_training_did(ranks, tiny_folder, tmp_path):
     """Also where the model's own file has the older names. The control is that file as it is."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
-    if older:
-        file = folder / "preprocessor_config.json"
-        settings = json.loads(file.read_text()) | {"min_pixels": 1024, "max_pixels": 1638400}
-        file.write_text(json.dumps(settings))
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text()) | {"min_pixels": 1024, "max_pixels": 1638400}
+    file.write_text(json.dumps(settings))
     trainer = make_trainer(folder, ranks, model={"max_pixels": 256 * 192})
     Checkpoints(trainer, tmp_path).export("best", {})
     picture = Image.new("RGB", (480, 360))
@@ -184,20 +182,30 @@ DAMAGE = [
     ("state.json", cut_short),
     ("shards/*.safetensors", cut_short),
     ("shards/*.safetensors", Path.unlink),
-    ("shards", shutil.rmtree),  # as a warm start has none
 ]
 
 
-@pytest.fixture
-def saved(new_checkpoints, groups):
+@pytest.fixture(scope="module")
+def two_steps(tiny_folder, preprocessor, ranks, tmp_path_factory):
     """Checkpoints of steps 1 and 2, and the weights of step 1."""
-    here = new_checkpoints()
+    here = Checkpoints(make_trainer(tiny_folder, ranks), tmp_path_factory.mktemp("checkpoints"))
+    groups = make_groups(preprocessor)
     learn(here.trainer, groups, 0)
     here.save("step_00001", {"step": 1})
     first = weights(here.trainer)
     learn(here.trainer, groups, 1)
     here.save("step_00002", {"step": 2})
     here.finish()
+    return here, first
+
+
+@pytest.fixture
+def saved(two_steps, tmp_path):
+    """The same, in a folder that may be damaged, and with the weights of step 2."""
+    written, first = two_steps
+    here = Checkpoints(written.trainer, shutil.copytree(written.folder, tmp_path / "checkpoints"))
+    here.load(here.folder / "step_00002")
+    assert not equal(weights(here.trainer), first)
     return here, first
 
 
@@ -243,6 +251,7 @@ def test_code_in_a_strangers_shards_is_not_run(saved, tmp_path):
 
 
 def test_no_checkpoint_that_can_be_read(saved, monkeypatch):
+    """Without shards, as a warm start is."""
     here, _ = saved
     for name in ("step_00001", "step_00002"):
         shutil.rmtree(here.folder / name / "shards")
@@ -253,17 +262,13 @@ def test_no_checkpoint_that_can_be_read(saved, monkeypatch):
     assert len(said) == 2
 
 
-def drop_a_weight(path: Path) -> None:
+def test_weights_to_start_from_that_lack_one_are_refused(new_checkpoints, tmp_path):
+    here = new_checkpoints()
+    here.export("sft", {})
+    path = tmp_path / "sft/model.safetensors"
     some = load_file(path)
     some.pop(next(name for name in some if "q_proj" in name))
     save_file(some, path, {"format": "pt"})
-
-
-@pytest.mark.parametrize("damage", [cut_short, drop_a_weight])
-def test_weights_to_start_from_that_cant_be_read(new_checkpoints, tmp_path, damage):
-    here = new_checkpoints()
-    here.export("sft", {})
-    damage(tmp_path / "sft/model.safetensors")
     before = weights(here.trainer)
     with pytest.raises(ValueError, match=f"--model.path {tmp_path / 'sft'} can't be loaded: "):
         here.start_from(tmp_path / "sft")
@@ -281,7 +286,7 @@ def test_the_weights_of_another_model_are_not_mixed_in(new_checkpoints, ranks, t
     assert equal(weights(here.trainer), before)
 
 
-def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
+def test_an_interrupted_save_leaves_the_one_before_and_a_whole_one_replaces_it(saved, monkeypatch):
     here, _ = saved
 
     def full(*_, **__):
@@ -294,10 +299,7 @@ def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
         here.save("step_00002", {"step": 99})  # over an old one
     assert names(here.folder) == ["step_00001", "step_00002"]
     assert here.resume() == {"step": 2}
-
-
-def test_a_save_replaces_what_was_there(saved):
-    here, _ = saved
+    monkeypatch.undo()
     here.save("step_00002", {"step": 2, "again": True})
     here.finish()
     assert here.load(here.folder / "step_00002") == {"step": 2, "again": True}

@@ -113,27 +113,22 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
         worlds.run(["replay", *verbs["replay"]])
 
 
-def test_the_verbs_of_data_are_understood(place, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "run", "verbs"),
+    [
+        ("minirl.data", data.run, {"filter", "curate", "read", "mine", "smollm2"}),
+        pytest.param("examples.publish", publish.run, {"write", "push"}, marks=pytest.mark.more),
+    ],
+)
+def test_the_verbs_of_other_packages_are_understood(place, capsys, monkeypatch, package, run, verbs):
     """Their files are the reader's to fill in, and not there; flags would be refused before. Nor is there a
     package of weights, here."""
     monkeypatch.setattr("minirl.package_files.find_spec", lambda name: None)
-    lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
-    assert {verb for verb, *_ in lines} == {"filter", "curate", "read", "mine", "smollm2"}
+    lines = [shlex.split(command)[2:] for command in commands() if command.startswith(f"-m {package} ")]
+    assert {verb for verb, *_ in lines} == verbs
     for argv in lines:
         with pytest.raises((ValueError, OSError)):
-            data.run(argv)
+            run(argv)
         with pytest.raises(SystemExit) as stop:
-            data.run([*argv, "--no-such-flag"])
-        assert stop.value.code == 2
-
-
-@pytest.mark.more
-def test_the_verbs_of_the_example_that_publishes_are_understood(place, capsys):
-    lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m examples.publish")]
-    assert {verb for verb, *_ in lines} == {"write", "push"}
-    for argv in lines:
-        with pytest.raises((ValueError, OSError)):  # its files are the reader's to fill in, and not there
-            publish.run(argv)
-        with pytest.raises(SystemExit) as stop:
-            publish.run([*argv, "--no-such-flag"])
+            run([*argv, "--no-such-flag"])
         assert stop.value.code == 2

@@ -9,6 +9,7 @@ from training import equal, rows_of, scored, weights
 
 from minirl import four_bit, lora
 from minirl.checkpoint import Checkpoints
+from minirl.cli.command_line import check
 from minirl.config import Config, ModelConfig
 
 PACKED = {"lora": 4, "base_bits": 4}
@@ -67,17 +68,17 @@ def test_switched_off_it_is_the_packed_base_which_nothing_moves(new_trainer, gro
     trainer = new_trainer(lr=1e-4, model=PACKED)
     rows = rows_of(groups)
     expected = scored(trainer, rows)
-    before = base(trainer) | {name: layer.weight for name, layer in packed_of(trainer).items()}
+    before = base(trainer) | packed_of(trainer)
     taught(trainer, groups)
     with lora.switched_off(trainer.policy):
         assert all(map(torch.equal, scored(trainer, rows), expected))
-    assert equal(base(trainer) | {name: layer.weight for name, layer in packed_of(trainer).items()}, before)
+    assert equal(base(trainer) | packed_of(trainer), before)
 
 
-def packed_of(trainer) -> dict[str, four_bit.PackedLinear]:
+def packed_of(trainer) -> dict[str, torch.Tensor]:
     layers = four_bit.packed_layers(trainer.policy.model)
     assert len(layers) == 2 * 7
-    return layers
+    return {name: layer.weight for name, layer in layers.items()}
 
 
 def test_a_run_begins_on_a_clone_and_is_resumed(new_trainer, groups, tmp_path):
@@ -89,8 +90,8 @@ def test_a_run_begins_on_a_clone_and_is_resumed(new_trainer, groups, tmp_path):
 
     running = Checkpoints(new_trainer(lr=1e-4, model=PACKED), tmp_path)
     running.start_from(tmp_path / "sft")
-    for name, layer in packed_of(running.trainer).items():
-        assert torch.equal(layer.weight, layer_of(cloned[name]).weight)
+    for name, weight in packed_of(running.trainer).items():
+        assert torch.equal(weight, layer_of(cloned[name]).weight)
     taught(running.trainer, groups)
     running.save("step_00001", {"step": 1})
     running.finish()
@@ -102,8 +103,6 @@ def test_a_run_begins_on_a_clone_and_is_resumed(new_trainer, groups, tmp_path):
 
 
 def test_it_needs_adapters_and_the_package(new_trainer, monkeypatch):
-    from minirl.cli.command_line import check
-
     with pytest.raises(ValueError, match="add --model.lora 16"):
         check(Config(recipe="tiny", model=ModelConfig(base_bits=4)))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)

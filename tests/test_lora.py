@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ from minirl.samplers.huggingface import HfSampler
 from minirl.trainer import Trainer
 from minirl.types import Prompt, Request, Sample, Sampling
 
-RANKS = [1, 16, 64]
 HOT = Sampling(temperature=0.8)
 NEAR = 1e-4  # nats, of two log-probs that are the same
 
@@ -111,7 +109,7 @@ def expected_gradients(trainer: Trainer, plain: dict[str, torch.Tensor], scale: 
     return expected
 
 
-@pytest.mark.parametrize(("rank", "bits"), [(1, 16), (16, 16), (64, 16), (16, 4)])
+@pytest.mark.parametrize(("rank", "bits"), [(1, 16), (16, 16), (16, 4)])
 def test_gradients_are_those_of_the_merged_weights(new_trainer, groups, rank, bits):
     """Of a plain model, turn by turn, against prefix trees with gradient checkpointing and Liger's head. The
     controls: another scale, and an A that is frozen."""
@@ -158,7 +156,7 @@ def gap(trainer: Trainer, prompts: list[Prompt], samples: list[Sample]) -> float
     return max(gaps)
 
 
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("rank", [16, pytest.param(1, marks=pytest.mark.more)])
 async def test_what_is_sampled_is_what_is_trained(new_trainer, groups, prompts, rank, monkeypatch):
     """Before a sync they differ, after it they are equal. After 50 of them nothing has drifted; the control
     is a sampler on the trainer's own model, into which W' is written and then merged again."""
@@ -276,7 +274,7 @@ def test_a_resumed_run_goes_on_as_if_never_interrupted(new_trainer, groups, tmp_
 
 
 @pytest.fixture(params=["visual", "text"])
-def adapted(request, tiny_folder, preprocessor, ranks, groups, tmp_path) -> Iterator[tuple[Trainer, Path]]:
+def adapted(request, tiny_folder, preprocessor, ranks, groups, tmp_path) -> tuple[Trainer, Path]:
     """A trained policy with pictures, and one without, and their checkpoints."""
     folder, model_groups = tiny_folder, groups
     if request.param == "text":
@@ -286,7 +284,7 @@ def adapted(request, tiny_folder, preprocessor, ranks, groups, tmp_path) -> Iter
     trainer = make_trainer(folder, ranks, lr=1e-3, model={"lora": 4})
     taught(trainer, model_groups)
     Checkpoints(trainer, tmp_path).export("best", {"step": 3})
-    yield trainer, tmp_path / "best"
+    return trainer, tmp_path / "best"
 
 
 def logits_of(model: Any, trainer: Trainer) -> torch.Tensor:
@@ -301,20 +299,16 @@ def load(path: str, trainer: Trainer) -> Any:
     return auto.from_pretrained(path, dtype=torch.float32).to(CPU).eval()
 
 
-def test_a_checkpoint_is_a_merged_folder_for_plain_transformers(adapted):
-    """Also where PEFT is installed, with which transformers adds adapters that lie beside weights."""
+def test_plain_transformers_reads_the_merged_weights_and_peft_the_adapters(adapted):
+    """Also where PEFT is installed, with which transformers adds adapters that lie beside weights. Base and
+    adapters are our logits, too; the control is another alpha."""
     trainer, folder = adapted
     ours = logits_of(trainer.policy.model.eval(), trainer)
     torch.testing.assert_close(logits_of(load(str(folder), trainer), trainer), ours, atol=1e-5, rtol=0)
     before = logits_of(load(trainer.config.model.path, trainer), trainer)
     assert (before - ours).abs().max() > 1e-2
 
-
-def test_peft_reads_the_adapters(adapted):
-    """Base and adapters are our logits; the control is another alpha."""
     peft = pytest.importorskip("peft")
-    trainer, folder = adapted
-    ours = logits_of(trainer.policy.model.eval(), trainer)
     settings = folder / "adapter/adapter_config.json"
     path = json.loads(settings.read_text())["base_model_name_or_path"]
     theirs = peft.PeftModel.from_pretrained(load(path, trainer), folder / "adapter").eval()

@@ -141,10 +141,7 @@ def test_every_reference_is_to_a_part_that_the_paper_has():
         ("Tables 7 (training) and 12 of OpenWebRL", "tables 7: name the paper"),
         ("OpenWebRL, tables 7 (training), 8 and 12", "OpenWebRL has no tables 12"),
         ("AutoWebWorld, appendices A.1.4, B and F", "AutoWebWorld has no appendices F"),
-        (
-            "WebAgent-R1, section 4.1",
-            "WebAgent-R1's sections 4.1 is 'LLM-based Agents': nothing",
-        ),
+        ("WebAgent-R1, section 4.1", "WebAgent-R1's sections 4.1 is 'LLM-based Agents': nothing"),
         ("OpenWebRL and AutoWebWorld, section 3.2", "AutoWebWorld has no sections 3.2"),
         ("OpenWebRL, table 7, in 30 s; figure 3b, c; as Liu et al. have it, section 9.9", ""),
         ("AutoWebWorld, figures 4 and 5, table 2's costs", ""),

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,15 +25,14 @@ import stand_in
 import tyro
 from endpoint_server import say, serve
 from recorded import save_qwen2_5_vl
+from test_docs import parse
 
 import judge
 import sft
 import train
 from examples.agent_reward_bench import read as agent_reward_bench
 from examples.chain_of_thought import rewrite
-from minirl.cli.command_line import check, from_command_line, read_flags, recipe_name
 from minirl.data import __main__ as data
-from minirl.judges import settings as judges
 from minirl.run_folder import Run
 from minirl.tiny.checkpoints import BASE_TEXT
 from minirl.types import Stop
@@ -46,12 +45,12 @@ GENERAL, *PAPERS = re.split(r"^## ", DOCUMENT, flags=re.MULTILINE)
 PAPERS = {section.partition("\n")[0]: section for section in PAPERS}
 EXAMPLES = {"rewrite.py": rewrite.main, "read.py": agent_reward_bench.main}
 HAND_OVER = """
-hand_over() { printf '%s\\0' $# "$@" >&$ASK; read -r status <&$ANSWER; return "$status"; }
+hand_over() { printf '%s\\0' "$@" >&$ASK; echo >&$ASK; read -r status <&$ANSWER; return "$status"; }
 python() { hand_over "$@"; }
 torchrun() { shift 2; hand_over "$@"; }
-"""
+seq() { echo 1 2; }
+"""  # of a long loop the first two rounds
 DRY = HAND_OVER + "cat() { :; }\n"  # nothing is run, so there is nothing to copy
-SMALL = HAND_OVER + "seq() { echo 1 2; }\n"  # of a long loop the first two rounds
 
 
 def block(paper: str) -> str:
@@ -71,23 +70,12 @@ def walk(code: str, folder: Path, run: Callable[[list[str]], int]) -> int:
     ) as process:
         os.close(questions)
         os.close(answers)
-        with open(ask, "rb") as incoming, open(answer, "w") as outgoing:
-            words = words_of(incoming)
-            for count in words:
-                status = run([next(words) for _ in range(int(count))])
+        with open(ask) as incoming, open(answer, "w") as outgoing:
+            for line in incoming:
+                status = run(line.removesuffix("\0\n").split("\0"))
                 outgoing.write(f"{status}\n")
                 outgoing.flush()
     return process.returncode
-
-
-def words_of(file: Any) -> Iterator[str]:
-    word = b""
-    while byte := file.read1(1):
-        if byte == b"\0":
-            yield word.decode()
-            word = b""
-        else:
-            word += byte
 
 
 # --- understood --------------------------------------------------------------------------------------
@@ -102,14 +90,8 @@ def understand(argv: Sequence[str], eval_script: ModuleType, monkeypatch: pytest
             with monkeypatch.context() as patch:
                 patch.setattr(room, flags[0], functools.wraps(verb)(lambda *args, **kwargs: 0))
                 assert run(flags) in (0, None)
-        case ["eval.py", *flags]:
-            eval_script.read_config(flags)
-        case ["judge.py", verb, *flags]:
-            assert verb in judge.COMMANDS
-            name, flags = recipe_name(flags, judges.RECIPES)
-            check(read_flags(judges.RECIPES[name](), flags, "judge.py"))
-        case ["train.py" | "sft.py" as script, *flags]:
-            from_command_line(flags, script)
+        case ["train.py" | "sft.py" | "eval.py" | "judge.py" as script, *flags]:
+            parse(script, flags, eval_script)
         case [script, *flags]:
             main = EXAMPLES[Path(script).name]
             assert (ROOT / script).is_file()
@@ -397,7 +379,7 @@ def test_every_command_is_run_in_small(paper, folder, models, eval_script, monke
             took.append((time.monotonic() - started, kind, " ".join(argv)))
             return 0
 
-        assert walk(SMALL + block(paper), folder, run) == 0
+        assert walk(HAND_OVER + block(paper), folder, run) == 0
     kinds = Counter(kind for _, kind, _ in took)
     assert kinds["updates"] >= 3 and kinds["episodes"] >= 3
     for seconds, kind, command in took:

@@ -161,21 +161,17 @@ async def test_no_more_groups_are_in_flight_than_there_are_slots_for_and_one():
     assert theatre.most == 6  # episodes of three groups
 
 
-async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
-    """Not after the episodes that a step may try; an evaluation ends like that too."""
-    theatre = Theatre([Plan(delay=100.0)] * 20, failure="out of memory")
+@pytest.mark.parametrize("part", ["sampler", "harness"])
+async def test_what_cannot_go_on_ends_a_step_at_once_and_says_why(part):
+    """A sampler that is lost, or episodes that can't be rewarded; not after the episodes that a step may try.
+    An evaluation ends like that too."""
+    theatre = Theatre([Plan(delay=100.0)] * 20)
+    getattr(theatre.worker, part).failure = "out of memory"
     with pytest.raises(RunEnds, match="out of memory"):
         await theatre.collect()
     assert not theatre.running and len(theatre.max_steps) <= 2
     with clock_that_jumps(), pytest.raises(RunEnds, match="out of memory"):
         await theatre.worker.evaluate([(theatre.tasks[0], 0)], "after_rl", 3, lambda n: None)
-
-
-async def test_an_episode_that_can_not_be_rewarded_ends_the_step_as_a_lost_sampler_does():
-    theatre = Theatre([Plan(delay=100.0)] * 20)
-    theatre.worker.harness.failure = "it must return 0 to 1, not 5"
-    with pytest.raises(RunEnds, match="not 5"):
-        await theatre.collect()
 
 
 @pytest.mark.parametrize(("seconds", "stop"), [(70, Stop.DONE), (130, Stop.TIMEOUT)])
@@ -211,10 +207,8 @@ SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR))
     ("plans", "reason"),
     [
         ([EQUAL] * 20, "of 12 episodes 0 succeeded (done 12); a warm start that succeeds sometimes"),
-        (
-            [SPOILED] * 20,
-            "of 12 episodes 0 succeeded (judge_error 12)",
-        ),  # as of a judge whose key has expired
+        # as of a judge whose key has expired
+        ([SPOILED] * 20, "of 12 episodes 0 succeeded (judge_error 12)"),
     ],
 )
 async def test_a_step_that_finds_nothing_gives_up_with_the_reason(plans, reason):
