@@ -61,7 +61,7 @@ def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkp
     assert not equal(weights(forgetful.trainer), weights(running.trainer))
 
 
-def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, groups):
+def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints):
     here = new_checkpoints()
     here.save("step_00001", {"step": 1})
     assert here.newest == "step_00001" and checkpoints(here.folder) == []
@@ -73,11 +73,9 @@ def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, gro
     assert names(here.folder) == ["step_00002", "step_00003"]
 
 
-def test_shards_lie_in_small_files(new_checkpoints):
+def test_shards_lie_in_small_files(saved):
     """Each is copied twice while it is written: one file would take three times a rank's share of memory."""
-    here = new_checkpoints()
-    here.save("step_00001", {"step": 1})
-    here.finish()
+    here, _ = saved
     counts = [len(load_file(file)) for file in (here.folder / "step_00001/shards").glob("*.safetensors")]
     parameters = len([*here.trainer.policy.model.parameters()])
     assert sum(counts) == 4 * parameters and max(counts) <= 8  # weights, Adam's steps and two moments

@@ -34,7 +34,6 @@ def test_a_return_is_less_the_longer_it_takes():
 @pytest.mark.parametrize(
     ("credit", "expected"),
     [
-        ("trajectory", [[0.707, 0.707], [-0.707, -0.707, -0.707]]),
         # 0.95, 1, 0, 0, 0 have the mean 0.39 and the deviation 0.5343
         ("return-to-go", [[1.048, 1.142], [-0.730, -0.730, -0.730]]),
         ("gigpo", [[1.862, 1.414], [-1.284, -1.284, -1.414]]),

@@ -182,24 +182,25 @@ def test_gradient_checkpointing_changes_nothing(seeing):
     assert len(calls) == 3, "nothing was computed again"
 
 
-@pytest.mark.parametrize("wrong", ["mask", "positions", "images"])
-def test_a_wrong_tree_is_noticed(seeing, wrong):
+def test_a_wrong_tree_is_noticed(seeing):
     """The controls: everything visible to everything before it, row positions, two screenshots swapped."""
     model, preprocessor, rows, images = seeing
     rows = rows()
     oracle = one_by_one(model, preprocessor, rows, images)
     batch = prefix_tree.pack(rows, preprocessor, images, CPU)
-    if wrong == "mask":
-        batch.inputs["tree"] = (Chain(0, batch.inputs["input_ids"].numel()),)
-    elif wrong == "positions":
-        batch.inputs["position_ids"] = torch.arange(batch.inputs["input_ids"].numel()).expand(3, 1, -1)
-    else:
-        pixels = batch.inputs["pixel_values"]
-        n = int(batch.inputs["image_grid_thw"][0].prod())
-        assert batch.inputs["image_grid_thw"][0].tolist() == batch.inputs["image_grid_thw"][1].tolist()
-        batch.inputs["pixel_values"] = torch.cat([pixels[n : 2 * n], pixels[:n], pixels[2 * n :]])
-    with pytest.raises(AssertionError):
-        assert_equal(computed(model, preprocessor, [batch]), oracle)
+    length = batch.inputs["input_ids"].numel()
+    pixels, grids = batch.inputs["pixel_values"], batch.inputs["image_grid_thw"]
+    n = int(grids[0].prod())
+    assert grids[0].tolist() == grids[1].tolist()
+    changes = {
+        "tree": (Chain(0, length),),
+        "position_ids": torch.arange(length).expand(3, 1, -1),
+        "pixel_values": torch.cat([pixels[n : 2 * n], pixels[:n], pixels[2 * n :]]),
+    }
+    for name, wrong in changes.items():
+        other = replace(batch, inputs=batch.inputs | {name: wrong})
+        with pytest.raises(AssertionError):
+            assert_equal(computed(model, preprocessor, [other]), oracle)
 
 
 def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):

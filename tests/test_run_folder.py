@@ -167,17 +167,15 @@ def test_pruning_removes_screenshots_that_nobody_names(tmp_path):
     assert run.images.put(b"orphan") == orphan and run.images.get(orphan) == b"orphan"
 
 
-@pytest.mark.parametrize("dump_all", [False, True])
-def test_every_steps_dump_stays_on_demand(tmp_path, dump_all):
+def test_every_steps_dump_stays_on_demand(tmp_path):
     run = Run(tmp_path)
     experiment = Mock(run=run)
-    experiment.config.rollout.dump_all = dump_all
+    experiment.config.rollout.dump_all = True
     experiment.config.rollout.delay = 0
     for step in range(1, 14):
         run.save_trajectories(Run.step_label(step), [episode()])
     save(experiment, {"step": 13, "cursor": 0})
-    first = 1 if dump_all else 4
-    assert run.step_labels() == [Run.step_label(step) for step in range(first, 14)]
+    assert run.step_labels() == [Run.step_label(step) for step in range(1, 14)]
 
 
 def test_a_resumed_run_forgets_later_steps(tmp_path):
