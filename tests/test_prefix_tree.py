@@ -189,7 +189,8 @@ def test_a_wrong_tree_is_noticed(seeing):
     oracle = one_by_one(model, preprocessor, rows, images)
     batch = prefix_tree.pack(rows, preprocessor, images, CPU)
     length = batch.inputs["input_ids"].numel()
-    pixels, grids = batch.inputs["pixel_values"], batch.inputs["image_grid_thw"]
+    pixels = batch.inputs["pixel_values"]
+    grids = batch.inputs["image_grid_thw"]
     n = int(grids[0].prod())
     assert grids[0].tolist() == grids[1].tolist()
     changes = {

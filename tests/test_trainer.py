@@ -56,7 +56,8 @@ def test_the_loss_and_metrics_of_a_first_update_by_hand(new_trainer, groups):
     assert metrics["updates"] == len(ticks) == 1
     assert metrics["lr"] == 1e-3 and metrics["grad_norm"] > 0
     assert 0 < metrics["entropy"] < 6.8  # at most the logarithm of the vocabulary
-    rows, moved = rows_of(groups), {True: 0.0, False: 0.0}
+    rows = rows_of(groups)
+    moved = {True: 0.0, False: 0.0}
     for row, logprobs_N in zip(rows, scored(trainer, rows), strict=True):
         moved[row.advantage > 0] += (logprobs_N - torch.tensor(row.old)).sum().item()
     assert moved[True] > 0 > moved[False]
