@@ -32,7 +32,7 @@ import train
 from examples.agent_reward_bench import read as agent_reward_bench
 from examples.chain_of_thought import rewrite
 from minirl.data import __main__ as data
-from minirl.run_folder import Run
+from minirl.run_folder import Run, write_lines
 from minirl.tiny.checkpoints import BASE_TEXT
 from minirl.types import Stop
 from minirl.worlds import __main__ as worlds
@@ -267,22 +267,18 @@ def answer(request: dict[str, Any], paper: str) -> str:
     return "All there.\nSUCCESS"
 
 
-def lines(path: Path, records: Sequence[Any]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 def openwebrl_files(folder: Path, site: str) -> None:
     wordings = ["Open page two.", "Read the tip.", "Type a name."]
     pool = [
         {"benchmark_name": "pae-webvoyager", "task_name": words, "website": f"{site}/"} for words in wordings
     ]
-    lines(folder / "WEBGYM.jsonl", [record | {"task_id": f"g{n}"} for n, record in enumerate(pool)])
+    write_lines(folder / "WEBGYM.jsonl", [record | {"task_id": f"g{n}"} for n, record in enumerate(pool)])
     voyager = {"web_name": "Apple", "id": "Apple--1", "ques": "Find the button.", "web": f"{site}/"}
-    lines(folder / "WV.jsonl", [voyager])
+    write_lines(folder / "WV.jsonl", [voyager])
     mind2web = {"task_id": "m1", "confirmed_task": "Ask a question.", "website": f"{site}/", "level": "easy"}
     (folder / "OM2W.json").write_text(json.dumps([mind2web]))
     shop = {"id": 1, "ques": "Find a mug.", "web": f"{site}/", "web_name": "Amazon", "difficulty": "easy"}
-    lines(folder / "DEEPSHOP.jsonl", [shop])
+    write_lines(folder / "DEEPSHOP.jsonl", [shop])
     (folder / "sft").mkdir()
     np.save(folder / "sft/embeddings.npy", np.eye(6, dtype=np.float32))
 
