@@ -1,5 +1,6 @@
 """The recipes' numbers, as the papers state them, and what a user is told about a wrong flag."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -137,6 +138,12 @@ def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tm
     code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
     assert code == 2 and problem in said and "Traceback" not in said
     assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize("cause", [KeyboardInterrupt, asyncio.CancelledError])
+def test_an_interrupted_script_says_so_with_status_130(ended, cause):
+    script = Mock(__file__="train.py", run=Mock(side_effect=cause))
+    assert ended(script) == (130, "interrupted\n")
 
 
 def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):

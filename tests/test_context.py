@@ -233,48 +233,38 @@ def test_chat_formats_by_hand(preprocessor):
     assert preprocessor.chat == CHATML and format_of(preprocessor, OTHER) == OTHER_FORMAT
 
 
-@pytest.mark.parametrize(
-    ("template", "problem"),
-    [
-        (
-            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
-            "user, assistant, user$",
-        ),
-        ("{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}", "system, system, user"),
-        (
-            "{% for m in messages[1:] + messages[:1] %}{{ m.content }}{% endfor %}",
-            "user, assistant, user, system",
-        ),
-        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", "nothing"),
-        ("{{ raise_exception('System role not supported') }}", ": System role not supported"),
-        (None, "chat_template is not set"),
-        (
-            "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}",
-            "Timeout",
-        ),
-        ("{% include 'other' %}", "no loader"),
-        ("{{ 1 / 0 }}", "division by zero"),
-    ],
-    ids=[
-        "leaves one out",
-        "says all twice",
-        "another order",
-        "takes parts alone",
-        "refuses one",
-        "is missing",
-        "long",
-        "another's",
-        "fails",
-    ],
-)
-def test_a_template_that_cannot_carry_the_conversation_is_refused(
-    preprocessor, template, problem, monkeypatch
-):
+ALL_PARTS = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}"
+REFUSED = {
+    "leaves one out": (
+        "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+        ", but user, assistant, user$",
+    ),
+    "says all twice": (
+        "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}",
+        ", but system, system, user",
+    ),
+    "another order": (
+        "{% for m in messages[1:] + messages[:1] %}{{ m.content }}{% endfor %}",
+        ", but user, assistant, user, system",
+    ),
+    "takes parts alone": (ALL_PARTS, ", but nothing"),
+    "refuses one": ("{{ raise_exception('System role not supported') }}", ": System role not supported"),
+    "is missing": (None, ": .*chat_template is not set"),
+    "long": (ENDLESS, ": .*Timeout"),
+    "another's": ("{% include 'other' %}", ": .*no loader"),
+    "fails": ("{{ 1 / 0 }}", ": division by zero"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, case, monkeypatch):
     """With the template's words, or the roles that it renders."""
-    if problem == "Timeout":
+    template, problem = REFUSED[case]
+    if case == "long":
         monkeypatch.setattr("minirl.context.MAX_TEMPLATE_SECONDS", 0.05)
-    start = "the chat template can't say system, user, assistant, user(: |, but )"
-    with pytest.raises(ValueError, match=f"^{start}.*{problem.removeprefix(': ')}"):
+    start = "the chat template can't say system, user, assistant, user"
+    with pytest.raises(ValueError, match=f"^{start}{problem}"):
         format_of(preprocessor, template)
 
 
@@ -301,6 +291,17 @@ def speaks(preprocessor, tiny_folder, tmp_path):
     return make
 
 
+TERSE = SimpleNamespace(
+    system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
+)
+
+
+def terse_messages(answer: str) -> list[dict]:
+    """A conversation of that agent, as chat messages."""
+    contents = ("SYS", "U0", answer, "U1")
+    return [{"role": role, "content": content} for role, content in zip(ROLES, contents, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("template", "end"),
     [
@@ -320,13 +321,10 @@ def test_turns_end_as_the_template_ends_them(speaks, template, end):
     assert ids[-1] == end_id == model.end[0] and model.text(ids) == answer
     assert set(model.end) >= {end_id, model.tokenizer.eos_token_id}
     assert answer == "ANS" if "</think>" in template else answer == "<think>so</think>\n\nANS"
-    agent = SimpleNamespace(
-        system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
-    )
-    context = Context(model, agent, AgentConfig(), "")
+    context = Context(model, TERSE, AgentConfig(), "")
     context.observe(Observation(""))
     context.respond(ids, answer)
-    messages = [{"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", answer, "U1"), strict=True)]
+    messages = terse_messages(answer)
     whole = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if "</think>" in template:  # as it was sampled, behind the thought that stood there
         whole = whole.replace(answer, "<think>\n\n</think>" + answer, 1)
@@ -384,18 +382,12 @@ def test_past_thoughts_stay_where_the_template_strips_them(speaks):
     model = speaks(HYBRID_TEMPLATE)
     _, ids = model.render_response("<think>\nso\n</think>\n\nANS")
     for reasoning in (True, False):
-        agent = SimpleNamespace(
-            system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
-        )
-        context = Context(model, agent, AgentConfig(reasoning=reasoning), "")
+        context = Context(model, TERSE, AgentConfig(reasoning=reasoning), "")
         context.observe(Observation(""))
         context.respond(ids, "so\n</think>\n\nANS")
         text = model.tokenizer.decode(context.observe(Observation("")).ids)
         assert "<think>\n" + ("so\n" if reasoning else "") + "</think>\n\nANS<|im_end|>" in text
-    messages = [
-        {"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", "so</think>ANS", "U1"), strict=True)
-    ]
-    assert "so" not in model.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert "so" not in model.tokenizer.apply_chat_template(terse_messages("so</think>ANS"), tokenize=False)
 
 
 CALLS = [
