@@ -206,33 +206,6 @@ def format_of(preprocessor, template: str) -> ChatFormat:
     return ChatFormat.from_template(tokenizer)
 
 
-# A first token before everything, the role behind the text's start, no opened thought.
-OTHER = (
-    "<|endoftext|>{% for m in messages %}[{{ m.role }}]: {{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]: {% endif %}"
-)
-OTHER_FORMAT = ChatFormat(
-    start="<|endoftext|>[system]: ",
-    to_user="<|im_end|>[user]: ",
-    to_assistant="<|im_end|>[assistant]: ",
-    close="[user]: ",
-    opens_think=False,
-    end="<|im_end|>",
-)
-CHATML = ChatFormat(
-    start="<|im_start|>system\n",
-    to_user="<|im_end|>\n<|im_start|>user\n",
-    to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
-    close="\n<|im_start|>user\n",
-    opens_think=True,
-    end="<|im_end|>",
-)
-
-
-def test_chat_formats_by_hand(preprocessor):
-    assert preprocessor.chat == CHATML and format_of(preprocessor, OTHER) == OTHER_FORMAT
-
-
 ALL_PARTS = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
 ENDLESS = "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}"
 REFUSED = {
@@ -307,7 +280,7 @@ def terse_messages(answer: str) -> list[dict]:
     [
         (template_of("<|im_start|>ROLE\n", "<|im_end|>\n"), "<|im_end|>"),
         (template_of("<|ROLE|>\n", "<|end|>\n"), "<|end|>"),
-        (template_of("[ROLE] ", " <|end|>"), " <|end|>"),
+        (template_of("[ROLE] ", " <|end|>", first="<|endoftext|>"), " <|end|>"),
         (template_of("<|ROLE|>", ""), "<|user|>"),
         (template_of("<|ROLE|>\n", "<|end|>\n", "<think>\n\n</think>"), "<|end|>"),
     ],
@@ -390,13 +363,7 @@ def test_past_thoughts_stay_where_the_template_strips_them(speaks):
     assert "so" not in model.tokenizer.apply_chat_template(terse_messages("so</think>ANS"), tokenize=False)
 
 
-CALLS = [
-    "click",
-    "not JSON",
-    '{"name": "wait"}',
-    '{"name": 1, "arguments": {}}',
-    '{"name": "a", "arguments": []}',
-]
+CALLS = ["not JSON", '{"name": "wait"}', '{"name": 1, "arguments": {}}', '{"name": "a", "arguments": []}']
 
 
 @pytest.mark.parametrize("call", [*CALLS, '{"a": ' * 10**5])
@@ -447,12 +414,7 @@ def test_without_reasoning_only_the_calls_of_past_turns_stay(preprocessor, new_c
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
-    [
-        ("a</think>b", "</think>b"),
-        ("a</think>b</think>c", "</think>c"),
-        ("never closed", "never closed"),
-    ],
+    ("said", "left"), [("a</think>b</think>c", "</think>c"), ("never closed", "never closed")]
 )
 def test_where_a_thought_ends(preprocessor, said, left):
     ids = tuple(preprocessor.tokenizer(said)["input_ids"])

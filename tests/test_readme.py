@@ -2,13 +2,13 @@
 
 import json
 import re
-import threading
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from pages import running
 from workers import make_worker
 
 from minirl.benchmarks.task_files import load_tasks
@@ -39,10 +39,8 @@ def block(language: str) -> str:
 def site(tmp_path):
     (tmp_path / "form.html").write_text(PAGE)
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def call(name: str, **arguments) -> str:
