@@ -99,7 +99,6 @@ def test_every_recipe_knows_its_name_can_work_and_survives_json(recipe):
 @pytest.mark.parametrize(
     ("stages", "steps", "turns"),
     [
-        ((15, 90, 30), (0, 89, 90, 139, 1000), [15, 15, 30, 30, 30]),
         ((5, 2, 7, 3, 9), range(7), [5, 5, 7, 7, 7, 9, 9]),  # stages of 2 and 3 steps; the last one goes on
         ((15,), (0, 39), [15, 15]),
     ],

@@ -167,11 +167,9 @@ async def test_a_call_that_cannot_be_run_is_feedback_and_the_response_in_format(
     async with play(*bad) as (worker, _, task):
         short = await episode(worker, task, max_steps=4)
     assert short.stop is Stop.MAX_STEPS
-    assert t.turns[0].feedback[0] == "Succeed: waited 0 seconds."
-    assert (
-        t.turns[0].feedback[1].startswith("Failed: `fly` execution failed: there is no such tool; the tools")
-    )
-    assert t.turns[0].feedback[2] == "`wait` not executed."
+    waited, flown, other = t.turns[0].feedback
+    assert (waited, other) == ("Succeed: waited 0 seconds.", "`wait` not executed.")
+    assert flown.startswith("Failed: `fly` execution failed: there is no such tool; the tools")
     reason = "point_2d.0: Input should be less than or equal to 1000."
     assert t.turns[1].feedback == (f"Failed: `click` execution failed: {reason}",)
     assert t.turns[2].feedback == ("Failed: `done` execution failed: response: Field required.",)
@@ -339,9 +337,8 @@ async def test_a_cut_response_costs_the_text_agent_a_turn(play, agent, stop):
     ids = script.requests[1].prompt.ids
     at = next(i for i in range(len(ids)) if ids[i : i + len(cut)] == cut)
     rest = preprocessor.tokenizer.decode(ids[at + len(cut) :])
-    assert ids[at + len(cut)] == end and rest.startswith(
-        f"{preprocessor.tokenizer.eos_token}{preprocessor.chat.close}"
-    )
+    assert ids[at + len(cut)] == end
+    assert rest.startswith(f"{preprocessor.tokenizer.eos_token}{preprocessor.chat.close}")
 
 
 async def test_what_keeps_visitors_out_at_the_end_is_noted_after_the_turns(play, monkeypatch):

@@ -318,15 +318,13 @@ def per_trajectory(trajectories: Turns) -> Batches:
     return [[torch.cat([part for turn in own for part in (turn, between)]) for own in trajectories]]
 
 
-def of_trl(
-    loss_type: str, layout: Callable[[Turns], Batches], config: LossConfig, level: str = "token"
-) -> Result:
+def of_trl(loss_type: str, layout: Callable[[Turns], Batches], config: LossConfig) -> Result:
     """From TRL's own code, batch by batch."""
     leaf_N, trajectories = trl_numbers()
     loss, clipped, kl, tokens = torch.tensor(0.0, dtype=torch.float64), 0.0, 0.0, 0.0
     batches = layout(trajectories)
     for rows in batches:
-        own_loss, own_clipped, own_kl = trl_batch(loss_type, rows, config, level)
+        own_loss, own_clipped, own_kl = trl_batch(loss_type, rows, config)
         n = torch.cat(rows)[:, -1].sum().item()
         loss = loss + own_loss / len(batches)
         clipped, kl, tokens = clipped + n * own_clipped, kl + n * own_kl, tokens + n
@@ -338,9 +336,7 @@ def of_trl(
     return Result(loss.item(), gradient_N.tolist(), clipped / tokens, kl / tokens)
 
 
-def trl_batch(
-    loss_type: str, rows: list[Tensor], config: LossConfig, level: str
-) -> tuple[Tensor, float, float]:
+def trl_batch(loss_type: str, rows: list[Tensor], config: LossConfig) -> tuple[Tensor, float, float]:
     """TRL's loss, clipped share and KL, with a stand-in for a trainer that would have a model."""
     pytest.importorskip("trl")
     from trl import GRPOTrainer  # slow to import, so only where it is used
@@ -355,7 +351,7 @@ def trl_batch(
         epsilon_low=CLIP_LOW,
         epsilon_high=config.clip_high,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=config.dual_clip, steps_per_generation=1),
-        importance_sampling_level=level,
+        importance_sampling_level="token",
         max_completion_length=LONGEST,
         use_vllm=False,
         off_policy_mask_threshold=None,
@@ -424,14 +420,6 @@ def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
     ours = of_minirl(config)
     assert ours.near(of_trl(loss_type, layout, config))
     assert 0 < ours.clipped < 1 and (ours.kl > 0) == (kl > 0)  # neither is idle
-
-
-@beside_trl
-def test_a_ratio_of_whole_sequences_is_another_loss():
-    """GSPO's, which minirl has not: with it TRL's is near none of the weightings, turn by turn or whole."""
-    for layout in (per_turn, per_trajectory):
-        theirs = of_trl("grpo", layout, LossConfig(), "sequence")
-        assert not any(of_minirl(config).near(theirs) for config in FORMULAS)
 
 
 @beside_trl

@@ -298,9 +298,8 @@ async def test_shuffled_rewards_are_what_is_learned(shuffle):
 def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
     """sft.py and two steps of train.py on shops with a Qwen3.5, whose calls are in tags: trees in its
     updates, the sampler's log-probs the trainer's."""
-    folder = str(
-        base_models.build(tmp_path / "model", base_models.vocabulary(), seed=0, hidden=64, kind="hybrid")
-    )
+    words = base_models.vocabulary()
+    folder = str(base_models.build(tmp_path / "model", words, seed=0, hidden=64, kind="hybrid"))
     flags = ["--model.path", folder, "--agent.context-tokens", "2048"]  # tags are longer than JSON
     cloned = start("sft.py", *small(tmp_path / "cloned", *flags))
     assert cloned.returncode == 0, cloned.stderr
@@ -312,7 +311,7 @@ def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
         "train.py", *small(tmp_path / "run", "--model.path", folder, "--warm-start", warm, "--steps=2")
     )
     assert trained.returncode == 0, trained.stderr
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = Run(tmp_path / "run").metrics()
     gaps = [step["mismatch_max"] for step in steps if "mismatch_max" in step]
     assert len(gaps) == 2 and max(gaps) < 1e-4
 
