@@ -47,21 +47,14 @@ def test_zero_is_cloned_for_less_long_than_the_recipe():
 @pytest.mark.parametrize(
     "command",
     [
-        [
-            "tree.py",
-            "--turns=3",
-            "--group-turns=3",
-            "--hybrid-turns=3",
-            "--scale=60",
-            "--repeats=1",
-            "--enough=0",
-        ],
-        ["minibatches.py", "--turns", "3", "--groups", "2", "--minibatch", "8"],
-        ["worlds.py", "--sites", "4", "--no-browser"],
+        "tree.py --turns=3 --group-turns=3 --hybrid-turns=3 --scale=60 --repeats=1 --enough=0",
+        "minibatches.py --turns 3 --groups 2 --minibatch 8",
+        "worlds.py --sites 4 --no-browser",
     ],
 )
 def test_a_small_run_ends_with_a_line_of_json(command):
-    run = [sys.executable, str(BENCHMARKS / command[0]), *command[1:]]
+    script, *flags = command.split()
+    run = [sys.executable, str(BENCHMARKS / script), *flags]
     printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert json.loads(printed.splitlines()[-1])
 
@@ -81,12 +74,10 @@ def test_the_calls_of_the_first_run_on_a_gpu_run_in_small_on_the_cpu(tmp_path):
     assert stages["trainer"]["cosine"] > 0.999 and stages["trainer"]["tree_mfu"] > 0
 
 
-@pytest.mark.more
 def test_the_trainers_stage_with_a_hybrid(gpu, tmp_path):
     out = tmp_path / "out.jsonl"
-    status = gpu.main(
-        ["--device", "cpu", "--small", "--hybrid", "--out", str(out), "--only", "model", "trainer"]
-    )
+    flags = ["--hybrid", "--out", str(out), "--only", "model", "trainer"]
+    status = gpu.main(["--device", "cpu", "--small", *flags])
     lines = lines_of(out, "name")
     assert status == 0 and lines["model"]["layers"] == 4 and not lines["trainer"]["failed"], lines
 

@@ -206,75 +206,38 @@ def format_of(preprocessor, template: str) -> ChatFormat:
     return ChatFormat.from_template(tokenizer)
 
 
-# A first token before everything, the role behind the text's start, no opened thought.
-OTHER = (
-    "<|endoftext|>{% for m in messages %}[{{ m.role }}]: {{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]: {% endif %}"
-)
-OTHER_FORMAT = ChatFormat(
-    start="<|endoftext|>[system]: ",
-    to_user="<|im_end|>[user]: ",
-    to_assistant="<|im_end|>[assistant]: ",
-    close="[user]: ",
-    opens_think=False,
-    end="<|im_end|>",
-)
-CHATML = ChatFormat(
-    start="<|im_start|>system\n",
-    to_user="<|im_end|>\n<|im_start|>user\n",
-    to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
-    close="\n<|im_start|>user\n",
-    opens_think=True,
-    end="<|im_end|>",
-)
+ALL_PARTS = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}"
+REFUSED = {
+    "leaves one out": (
+        "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+        ", but user, assistant, user$",
+    ),
+    "says all twice": (
+        "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}",
+        ", but system, system, user",
+    ),
+    "another order": (
+        "{% for m in messages[1:] + messages[:1] %}{{ m.content }}{% endfor %}",
+        ", but user, assistant, user, system",
+    ),
+    "takes parts alone": (ALL_PARTS, ", but nothing"),
+    "refuses one": ("{{ raise_exception('System role not supported') }}", ": System role not supported"),
+    "is missing": (None, ": .*chat_template is not set"),
+    "long": (ENDLESS, ": .*Timeout"),
+    "another's": ("{% include 'other' %}", ": .*no loader"),
+    "fails": ("{{ 1 / 0 }}", ": division by zero"),
+}
 
 
-def test_chat_formats_by_hand(preprocessor):
-    assert preprocessor.chat == CHATML and format_of(preprocessor, OTHER) == OTHER_FORMAT
-
-
-@pytest.mark.parametrize(
-    ("template", "problem"),
-    [
-        (
-            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
-            "user, assistant, user$",
-        ),
-        ("{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}", "system, system, user"),
-        (
-            "{% for m in messages[1:] + messages[:1] %}{{ m.content }}{% endfor %}",
-            "user, assistant, user, system",
-        ),
-        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", "nothing"),
-        ("{{ raise_exception('System role not supported') }}", ": System role not supported"),
-        (None, "chat_template is not set"),
-        (
-            "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}",
-            "Timeout",
-        ),
-        ("{% include 'other' %}", "no loader"),
-        ("{{ 1 / 0 }}", "division by zero"),
-    ],
-    ids=[
-        "leaves one out",
-        "says all twice",
-        "another order",
-        "takes parts alone",
-        "refuses one",
-        "is missing",
-        "long",
-        "another's",
-        "fails",
-    ],
-)
-def test_a_template_that_cannot_carry_the_conversation_is_refused(
-    preprocessor, template, problem, monkeypatch
-):
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, case, monkeypatch):
     """With the template's words, or the roles that it renders."""
-    if problem == "Timeout":
+    template, problem = REFUSED[case]
+    if case == "long":
         monkeypatch.setattr("minirl.context.MAX_TEMPLATE_SECONDS", 0.05)
-    start = "the chat template can't say system, user, assistant, user(: |, but )"
-    with pytest.raises(ValueError, match=f"^{start}.*{problem.removeprefix(': ')}"):
+    start = "the chat template can't say system, user, assistant, user"
+    with pytest.raises(ValueError, match=f"^{start}{problem}"):
         format_of(preprocessor, template)
 
 
@@ -301,12 +264,23 @@ def speaks(preprocessor, tiny_folder, tmp_path):
     return make
 
 
+TERSE = SimpleNamespace(
+    system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
+)
+
+
+def terse_messages(answer: str) -> list[dict]:
+    """A conversation of that agent, as chat messages."""
+    contents = ("SYS", "U0", answer, "U1")
+    return [{"role": role, "content": content} for role, content in zip(ROLES, contents, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("template", "end"),
     [
         (template_of("<|im_start|>ROLE\n", "<|im_end|>\n"), "<|im_end|>"),
         (template_of("<|ROLE|>\n", "<|end|>\n"), "<|end|>"),
-        (template_of("[ROLE] ", " <|end|>"), " <|end|>"),
+        (template_of("[ROLE] ", " <|end|>", first="<|endoftext|>"), " <|end|>"),
         (template_of("<|ROLE|>", ""), "<|user|>"),
         (template_of("<|ROLE|>\n", "<|end|>\n", "<think>\n\n</think>"), "<|end|>"),
     ],
@@ -320,13 +294,10 @@ def test_turns_end_as_the_template_ends_them(speaks, template, end):
     assert ids[-1] == end_id == model.end[0] and model.text(ids) == answer
     assert set(model.end) >= {end_id, model.tokenizer.eos_token_id}
     assert answer == "ANS" if "</think>" in template else answer == "<think>so</think>\n\nANS"
-    agent = SimpleNamespace(
-        system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
-    )
-    context = Context(model, agent, AgentConfig(), "")
+    context = Context(model, TERSE, AgentConfig(), "")
     context.observe(Observation(""))
     context.respond(ids, answer)
-    messages = [{"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", answer, "U1"), strict=True)]
+    messages = terse_messages(answer)
     whole = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if "</think>" in template:  # as it was sampled, behind the thought that stood there
         whole = whole.replace(answer, "<think>\n\n</think>" + answer, 1)
@@ -362,16 +333,12 @@ def test_qwen3_5s_template_writes_the_same_history(speaks, template):
         prompt = context.observe(Observation(f"Tab {t}"), ("did", "ok") if t else ())
         messages.append({"role": "user", "content": context.messages()[-1][1][0]})
         expected = rendered(model, messages, [])
-        if (
-            not thinks
-        ):  # this history has a thought before each past response, which the template has left out
-            text = model.tokenizer.decode(prompt.ids)
-            expected = tuple(
-                model.tokenise(text.replace(f"<think>\n\n</think>\n\n{call_in_tags}", call_in_tags))
-            )
-            assert model.tokenizer.decode(expected) == model.tokenizer.decode(rendered(model, messages, []))
-        else:
+        if thinks:
             assert prompt.ids == expected
+        else:  # this history has a thought before each past response, which the template has left out
+            text = model.tokenizer.decode(prompt.ids)
+            bare = text.replace(f"<think>\n\n</think>\n\n{call_in_tags}", call_in_tags)
+            assert bare == model.tokenizer.decode(expected)
         response, ids = model.render_response(f"<think>\nso {t}\n</think>\n\n{call}")
         assert response == (f"so {t}\n</think>\n\n{call_in_tags}" if thinks else call_in_tags)
         assert agent.parse(model.chat.closing + response).calls == (Call("wait", {"seconds": 2}),)
@@ -384,27 +351,15 @@ def test_past_thoughts_stay_where_the_template_strips_them(speaks):
     model = speaks(HYBRID_TEMPLATE)
     _, ids = model.render_response("<think>\nso\n</think>\n\nANS")
     for reasoning in (True, False):
-        agent = SimpleNamespace(
-            system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
-        )
-        context = Context(model, agent, AgentConfig(reasoning=reasoning), "")
+        context = Context(model, TERSE, AgentConfig(reasoning=reasoning), "")
         context.observe(Observation(""))
         context.respond(ids, "so\n</think>\n\nANS")
         text = model.tokenizer.decode(context.observe(Observation("")).ids)
         assert "<think>\n" + ("so\n" if reasoning else "") + "</think>\n\nANS<|im_end|>" in text
-    messages = [
-        {"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", "so</think>ANS", "U1"), strict=True)
-    ]
-    assert "so" not in model.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert "so" not in model.tokenizer.apply_chat_template(terse_messages("so</think>ANS"), tokenize=False)
 
 
-CALLS = [
-    "click",
-    "not JSON",
-    '{"name": "wait"}',
-    '{"name": 1, "arguments": {}}',
-    '{"name": "a", "arguments": []}',
-]
+CALLS = ["not JSON", '{"name": "wait"}', '{"name": 1, "arguments": {}}', '{"name": "a", "arguments": []}']
 
 
 @pytest.mark.parametrize("call", [*CALLS, '{"a": ' * 10**5])
@@ -435,10 +390,8 @@ def test_without_reasoning_only_the_calls_of_past_turns_stay(preprocessor, new_c
     """By slicing ids: what is left of a response are ids that were sampled, from `</think>` on, as the
     template has opened `<think>` already. The newest response is trained whole."""
     tokenizer = preprocessor.tokenizer
-    whole, bare = (
-        Played(new_context(screenshots=keep)),
-        Played(new_context(screenshots=keep, reasoning=False)),
-    )
+    whole = Played(new_context(screenshots=keep))
+    bare = Played(new_context(screenshots=keep, reasoning=False))
     for i in range(4):
         ids = tuple(tokenizer(RESPONSES[i] + "<|im_end|>")["input_ids"])
         for played in (whole, bare):
@@ -455,12 +408,7 @@ def test_without_reasoning_only_the_calls_of_past_turns_stay(preprocessor, new_c
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
-    [
-        ("a</think>b", "</think>b"),
-        ("a</think>b</think>c", "</think>c"),
-        ("never closed", "never closed"),
-    ],
+    ("said", "left"), [("a</think>b</think>c", "</think>c"), ("never closed", "never closed")]
 )
 def test_where_a_thought_ends(preprocessor, said, left):
     ids = tuple(preprocessor.tokenizer(said)["input_ids"])

@@ -100,7 +100,7 @@ def click(at: list[float]) -> str:
 DONE = '{"name": "done", "arguments": {"response": "it is done"}}'
 WAIT = '{"name": "wait", "arguments": {"seconds": 0}}'
 OTHER = saying(WAIT, thought="hm")
-HANG, TIP = point(340, 25), point(380, 75)
+TIP = point(380, 75)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -167,11 +167,9 @@ async def test_a_call_that_cannot_be_run_is_feedback_and_the_response_in_format(
     async with play(*bad) as (worker, _, task):
         short = await episode(worker, task, max_steps=4)
     assert short.stop is Stop.MAX_STEPS
-    assert t.turns[0].feedback[0] == "Succeed: waited 0 seconds."
-    assert (
-        t.turns[0].feedback[1].startswith("Failed: `fly` execution failed: there is no such tool; the tools")
-    )
-    assert t.turns[0].feedback[2] == "`wait` not executed."
+    waited, flown, other = t.turns[0].feedback
+    assert (waited, other) == ("Succeed: waited 0 seconds.", "`wait` not executed.")
+    assert flown.startswith("Failed: `fly` execution failed: there is no such tool; the tools")
     reason = "point_2d.0: Input should be less than or equal to 1000."
     assert t.turns[1].feedback == (f"Failed: `click` execution failed: {reason}",)
     assert t.turns[2].feedback == ("Failed: `done` execution failed: response: Field required.",)
@@ -339,9 +337,8 @@ async def test_a_cut_response_costs_the_text_agent_a_turn(play, agent, stop):
     ids = script.requests[1].prompt.ids
     at = next(i for i in range(len(ids)) if ids[i : i + len(cut)] == cut)
     rest = preprocessor.tokenizer.decode(ids[at + len(cut) :])
-    assert ids[at + len(cut)] == end and rest.startswith(
-        f"{preprocessor.tokenizer.eos_token}{preprocessor.chat.close}"
-    )
+    assert ids[at + len(cut)] == end
+    assert rest.startswith(f"{preprocessor.tokenizer.eos_token}{preprocessor.chat.close}")
 
 
 async def test_what_keeps_visitors_out_at_the_end_is_noted_after_the_turns(play, monkeypatch):
@@ -443,34 +440,29 @@ async def test_what_the_agent_has_not_saved_keeps_no_rule_out(play, site):
 
 
 async def test_what_is_shown_after_an_action_that_failed_is_from_after_it(play):
-    """The click's own look at the page, for its effect, is older than what the click has done."""
+    """The click's own look at the page, for its effect, is older than what the click has done. Its page
+    hangs, is stopped, and the episode goes on."""
     own = BrowserPool(replace(BROWSER, action_seconds=2))
     wait = '{"name": "wait", "arguments": {"seconds": 0.1}}'
-    async with play(saying(wait, click(point(50, 20))), saying(DONE), own=own, start="/red") as (
-        worker,
-        _,
-        task,
-    ):
+    sayings = (saying(wait, click(point(50, 20)), WAIT), saying(DONE))
+    async with play(*sayings, own=own, start="/red") as (worker, _, task):
         t = await episode(worker, task)
         picture = Image.open(io.BytesIO(worker.harness.images.get(t.turns[1].images[0])))
-    assert t.turns[0].feedback[1].startswith("Failed: `click` execution failed: the browser did not finish")
-    assert picture.convert("RGB").getpixel((WIDTH - 5, HEIGHT - 5)) == (255, 0, 0)
-
-
-async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
-    own = BrowserPool(replace(BROWSER, action_seconds=1))
-    async with play(saying(click(HANG), WAIT), saying(DONE), own=own) as (worker, _, task):
-        t = await episode(worker, task)
     assert (t.stop, t.success) == (Stop.DONE, True)
     reason = "the browser did not finish in time. The page's script hung and was stopped."
     failed = f"Failed: `click` execution failed: {reason}"
-    assert t.turns[0].feedback == (failed, "`wait` not executed.")
+    assert t.turns[0].feedback[1:] == (failed, "`wait` not executed.")
+    assert picture.convert("RGB").getpixel((WIDTH - 5, HEIGHT - 5)) == (255, 0, 0)
 
 
-@pytest.mark.parametrize(("said", "repeats"), [(DONE, 0), (WAIT, 0), (WAIT, 1)])
+HANGS = BrowserFault(Stop.ENV_ERROR, "it hangs")
+GONE = BrowserFault(Stop.INFRA_ERROR, "gone")
+FAILS = ToolFailure("no")
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [BrowserFault(Stop.ENV_ERROR, "it hangs"), BrowserFault(Stop.INFRA_ERROR, "gone"), ToolFailure("no")],
+    ("fault", "said", "repeats"),
+    [(HANGS, DONE, 0), (GONE, DONE, 0), (FAILS, DONE, 0), (GONE, WAIT, 0), (FAILS, WAIT, 1)],
 )
 async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said, repeats):
     """The control says something else than `done`, or may not say it again."""
@@ -493,6 +485,7 @@ async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fau
         assert t.stop is getattr(fault, "stop", Stop.ENV_ERROR) and not t.valid and not t.success
 
 
+@pytest.mark.more  # tests/browser/test_session.py kills one with two sessions
 async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
     """Four episodes in two browsers; one browser dies in their first turn."""
     sessions: list[Session] = []
@@ -524,7 +517,7 @@ async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
 # --- what is trained is what was sampled --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("screenshots", [1, 2])
+@pytest.mark.parametrize("screenshots", [pytest.param(1, marks=pytest.mark.more), 2])
 async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preprocessor, tmp_path, screenshots):
     """An episode on the shop, from the sampler's answers through the run folder to a training batch."""
     config = replace(CONFIG, agent=replace(CONFIG.agent, screenshots=screenshots))

@@ -51,9 +51,7 @@ def of_ratios(
         (1.25, 2.0, -1.25 * 2, -1.25 * 2),  # within 1.28: the upper side is the wider one
         (0.75, -2.0, 0.8 * 2, 0.0),  # beyond 0.8: the lower side is the narrower one
         (0.85, -2.0, 0.85 * 2, 0.85 * 2),
-        (1.0, -2.0, 2.0, 2.0),
         (2.0, 0.0, 0.0, 0.0),  # no advantage, no gradient
-        (0.5, 0.0, 0.0, 0.0),
     ],
 )
 def test_clipping_on_either_side(ratio, advantage, loss, gradient):
@@ -83,7 +81,6 @@ def test_metrics_count_only_what_the_clip_changed():
     [
         (log(2), 2 - log(2) - 1, -1.0),  # half as likely as in the reference: pulled up
         (-log(2), 0.5 + log(2) - 1, 0.5),  # twice as likely: pushed down, more gently
-        (0.0, 0.0, 0.0),
     ],
 )
 def test_k3_by_hand(behind, k3, gradient):
@@ -260,22 +257,13 @@ def test_the_weighted_sum_is_the_formula(config, minibatch, seed):
     assert weighted == pytest.approx(FORMULAS[config](list(by_group.values())), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "advantages", "weights", "loss", "gradient"),
-    [
-        # The advantage of filtered behaviour cloning is 1 or 0, that of AWR anything up to its limit:
-        # 0.5 * 1 * 1 + 0.25 * 2 * 3 + 0.25 * 0 * 2 = 0.5 + 1.5
-        ([-1.0, -3.0, -2.0], [1.0, 2.0, 0.0], [0.5, 0.25, 0.25], 2.0, [-0.5, -0.5, 0.0]),
-        # Imitation is the mean over all tokens of the batch, here two of five: (1 + 3) / 5
-        ([-1.0, -3.0], [1.0, 1.0], [0.2, 0.2], 0.8, [-0.2, -0.2]),
-    ],
-)
-def test_likelihood_by_hand(logprobs, advantages, weights, loss, gradient):
-    logprobs_N = torch.tensor(logprobs, requires_grad=True)
-    value = likelihood_loss(logprobs_N, torch.tensor(advantages), torch.tensor(weights))
+def test_likelihood_by_hand():
+    """The advantage of filtered behaviour cloning is 1 or 0, that of AWR anything up to its limit."""
+    logprobs_N = torch.tensor([-1.0, -3.0, -2.0], requires_grad=True)
+    value = likelihood_loss(logprobs_N, torch.tensor([1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.25]))
     value.backward()
-    assert value.item() == pytest.approx(loss)
-    assert logprobs_N.grad.tolist() == pytest.approx(gradient)
+    assert value.item() == pytest.approx(0.5 * 1 * 1 + 0.25 * 2 * 3 + 0.25 * 0 * 2)
+    assert logprobs_N.grad.tolist() == pytest.approx([-0.5, -0.5, 0.0])
 
 
 Turns = list[list[Tensor]]  # of each trajectory
@@ -330,15 +318,13 @@ def per_trajectory(trajectories: Turns) -> Batches:
     return [[torch.cat([part for turn in own for part in (turn, between)]) for own in trajectories]]
 
 
-def of_trl(
-    loss_type: str, layout: Callable[[Turns], Batches], config: LossConfig, level: str = "token"
-) -> Result:
+def of_trl(loss_type: str, layout: Callable[[Turns], Batches], config: LossConfig) -> Result:
     """From TRL's own code, batch by batch."""
     leaf_N, trajectories = trl_numbers()
     loss, clipped, kl, tokens = torch.tensor(0.0, dtype=torch.float64), 0.0, 0.0, 0.0
     batches = layout(trajectories)
     for rows in batches:
-        own_loss, own_clipped, own_kl = trl_batch(loss_type, rows, config, level)
+        own_loss, own_clipped, own_kl = trl_batch(loss_type, rows, config)
         n = torch.cat(rows)[:, -1].sum().item()
         loss = loss + own_loss / len(batches)
         clipped, kl, tokens = clipped + n * own_clipped, kl + n * own_kl, tokens + n
@@ -350,9 +336,7 @@ def of_trl(
     return Result(loss.item(), gradient_N.tolist(), clipped / tokens, kl / tokens)
 
 
-def trl_batch(
-    loss_type: str, rows: list[Tensor], config: LossConfig, level: str
-) -> tuple[Tensor, float, float]:
+def trl_batch(loss_type: str, rows: list[Tensor], config: LossConfig) -> tuple[Tensor, float, float]:
     """TRL's loss, clipped share and KL, with a stand-in for a trainer that would have a model."""
     pytest.importorskip("trl")
     from trl import GRPOTrainer  # slow to import, so only where it is used
@@ -367,7 +351,7 @@ def trl_batch(
         epsilon_low=CLIP_LOW,
         epsilon_high=config.clip_high,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=config.dual_clip, steps_per_generation=1),
-        importance_sampling_level=level,
+        importance_sampling_level="token",
         max_completion_length=LONGEST,
         use_vllm=False,
         off_policy_mask_threshold=None,
@@ -424,9 +408,11 @@ SAME = [
 same = pytest.mark.parametrize(
     ("loss_type", "layout", "config"), SAME, ids=[f"{a}-{b.__name__}-{c.weighting}" for a, b, c in SAME]
 )
+beside_trl = pytest.mark.more  # which takes seconds to import; the same by hand and by formula is above
 
 
 @same
+@beside_trl
 @pytest.mark.parametrize("clip", [0.28, 0.2, 0.5])
 @pytest.mark.parametrize("kl", [0.0, 0.04])
 def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
@@ -436,13 +422,7 @@ def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
     assert 0 < ours.clipped < 1 and (ours.kl > 0) == (kl > 0)  # neither is idle
 
 
-def test_a_ratio_of_whole_sequences_is_another_loss():
-    """GSPO's, which minirl has not: with it TRL's is near none of the weightings, turn by turn or whole."""
-    for layout in (per_turn, per_trajectory):
-        theirs = of_trl("grpo", layout, LossConfig(), "sequence")
-        assert not any(of_minirl(config).near(theirs) for config in FORMULAS)
-
-
+@beside_trl
 def test_trls_two_sided_clip_is_the_dual_clip():
     config = LossConfig(weighting="token-mean", dual_clip=1.3)
     ours, theirs = of_minirl(config), of_trl("dapo", per_trajectory, config)
@@ -451,6 +431,7 @@ def test_trls_two_sided_clip_is_the_dual_clip():
 
 
 @same
+@beside_trl
 @pytest.mark.parametrize("kl", [0.0, 0.04])
 def test_no_other_weighting_clip_or_kl_matches_trl(loss_type, layout, config, kl):
     """The control: of all weightings only one is near, and that with no other clip and no other KL."""
@@ -458,11 +439,3 @@ def test_no_other_weighting_clip_or_kl_matches_trl(loss_type, layout, config, kl
     assert [c for c in FORMULAS if of_minirl(replace(c, kl=kl)).near(theirs)] == [config]
     for change in ({"kl": kl, "clip_high": 0.5}, {"kl": kl + 0.01}):
         assert not of_minirl(replace(config, **change)).near(theirs)
-
-
-def test_what_counts_for_nothing_may_overflow():
-    logprobs_N = torch.tensor([-1.0, -95.0], requires_grad=True)
-    other, one = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 0.0])
-    loss, _ = policy_loss(logprobs_N, other, other, one, one, LossConfig(kl=0.001))
-    loss.backward()
-    assert loss.item() == -1.0 and logprobs_N.grad.tolist() == [-1.0, 0.0]

@@ -13,9 +13,8 @@ from minirl.benchmarks.recorded import read_history
 from minirl.judges.parsers import read_verdict
 from minirl.worlds.authoring import WRITTEN
 
-MAX_GROWTH = (
-    64.0  # from n to 16n repeats: linear is 16, three times that where a cache overflows; quadratic is 256
-)
+# From n to 16n repeats: linear is 16, three times that where a cache overflows; quadratic is 256
+MAX_GROWTH = 64.0
 LOOKS = ((128, 1), (128, 3), (400, 3), (400, 5))  # repeats and attempts; a busy machine is looked at again
 BEGINNINGS = ["", "the verdict", "so</think>", "<answer>do(", "Step 1: <think>"]
 WORDS = ["the ", "not ", "verdict:", " ", "success\n", "status: ", ". status: ", "- ", "1. ", "\n", "{", "}"]
@@ -65,4 +64,4 @@ def test_what_is_read_takes_linear_time(reader):
 
 
 def test_a_quadratic_reader_would_be_found():
-    assert not is_linear(re.compile(r"\s*(\d+)\s*x").search, "", " ")
+    assert not is_linear(re.compile(r"\s*x").search, "", " ")

@@ -31,23 +31,17 @@ GATE = {
 }
 
 
+ANY = RewardConfig(after="any", format_error=-0.5)
+
+
 @pytest.mark.parametrize("stop", Stop)
 def test_only_done_earns_and_only_format_errors_cost(stop):
+    """Where any ending is graded the rules alone decide, and format errors cost failures."""
     succeeded, failed, says_something = GATE[stop]
     assert (reward(stop, 1.0), reward(stop, 0.0)) == (succeeded, failed)
     assert judged(TURN, stop=stop).valid is says_something
-
-
-@pytest.mark.parametrize("stop", Stop)
-def test_where_any_ending_is_graded_the_rules_alone_decide_and_format_errors_cost_failures(stop):
-    config = RewardConfig(after="any", format_error=-0.5)
-    *_, says_something = GATE[stop]
     failed = -0.5 if stop is Stop.FORMAT_ERROR else 0.0
-    assert (reward(stop, 1.0, config), reward(stop, 0.0, config)) == (float(says_something), failed)
-
-
-def test_an_episode_without_a_turn_is_not_valid():
-    assert not judged().valid
+    assert (reward(stop, 1.0, ANY), reward(stop, 0.0, ANY)) == (float(says_something), failed)
 
 
 READ = replace(TURN, parsed=Parsed("so", (Call("click", {"point_2d": [1, 1]}),)))
@@ -67,13 +61,10 @@ def judged(*turns: Turn, stop: Stop = Stop.DONE, answer: str = "Two.", **fields)
     ("turns", "answer", "every", "last"),
     [
         ((READ, ENDS), "Two.", True, True),
-        ((ENDS,), "Two.", True, True),
         ((UNREAD, READ, ENDS), "Two.", False, True),
-        ((UNREAD, UNREAD, ENDS), "Two.", False, True),
         ((WORDLESS, ENDS), "Two.", False, True),
         ((READ, UNREAD), "Two.", False, False),
         ((READ, WORDLESS), "Two.", False, False),
-        ((READ, ENDS), "", False, False),
         ((READ, ENDS), " \n", False, False),
         ((), "Two.", False, False),
     ],
@@ -104,15 +95,14 @@ def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
 @pytest.mark.parametrize("stop", Stop)
 def test_where_any_ending_is_graded_an_evaluation_judges_all_that_are_the_agents_own(stop):
     """Without a gate an empty answer is the judge's affair; training's gates refuse it before."""
-    config = RewardConfig(after="any", format_error=-0.5)
     limited = judged(READ, READ, stop=stop, answer="")
-    assert needs_verdict(limited, "none", config) is limited.valid is GATE[stop][2]
-    assert not any(needs_verdict(limited, gates, config) for gates in ("every", "last"))
-    passed = apply_reward_gates(replace(limited, verdict=YES), "none", config)
+    assert needs_verdict(limited, "none", ANY) is limited.valid is GATE[stop][2]
+    assert not any(needs_verdict(limited, gates, ANY) for gates in ("every", "last"))
+    passed = apply_reward_gates(replace(limited, verdict=YES), "none", ANY)
     assert (passed.success, passed.reward, passed.stop) == (limited.valid, float(limited.valid), stop)
-    denied = apply_reward_gates(replace(limited, verdict=NO), "none", config)
+    denied = apply_reward_gates(replace(limited, verdict=NO), "none", ANY)
     assert (denied.success, denied.reward) == (False, -0.5 if stop is Stop.FORMAT_ERROR else 0.0)
-    trained = apply_reward_gates(replace(limited, verdict=YES), "every", config)
+    trained = apply_reward_gates(replace(limited, verdict=YES), "every", ANY)
     assert (trained.success, trained.reward) == (denied.success, denied.reward)
 
 

@@ -72,11 +72,13 @@ def names(batches: list[list[Row]]) -> list[list[int]]:
     return [[row.ids[0] - 100 for row in rows] for rows in batches]
 
 
-def test_demonstrations_that_are_too_long_for_a_row_are_named_and_left_out():
-    def example(number: int, *lengths: int) -> TrajectoryRows:
-        return TrajectoryRows(number, tuple(Row((7,) * n, 1, (), (0.0,) * (n - 1), 1.0) for n in lengths))
+def of_length(n: int) -> Row:
+    return Row((7,) * n, 1, (), (-0.5,) * (n - 1), 0.0)
 
-    examples = [example(0, 3, 9), example(1, 10), example(2, 4, 11, 2), example(3, 25), example(4, 2)]
+
+def test_demonstrations_that_are_too_long_for_a_row_are_named_and_left_out():
+    lengths = [(3, 9), (10,), (4, 11, 2), (25,), (2,)]
+    examples = [TrajectoryRows(n, tuple(map(of_length, each))) for n, each in enumerate(lengths)]
     with CONSOLE.capture() as said:
         assert filter_by_length(examples, 25, "--batch.micro-tokens", "demonstration") == examples
     assert not said.get()
@@ -121,10 +123,6 @@ def test_every_seed_shuffles_in_its_own_way_and_mixes_groups():
     assert len({tuple(order) for order in orders}) == 3
     other = tuple(replace(t, prefix=(200,)) for t in group)
     assert {row.ids[0] == 200 for row in cut([group, other], turns=12)[0]} == {True, False}
-
-
-def of_length(n: int) -> Row:
-    return Row((7,) * n, 1, (), (-0.5,) * (n - 1), 0.0)
 
 
 def test_micro_batches_by_hand():

@@ -31,6 +31,7 @@ from minirl.types import Task, Trajectory, Turn
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
     "eval.episodes": 3,
+    "eval.max-steps": 2,
     "eval.response-tokens": 8,
     "agent.response-tokens": 48,
     "task.train": "shops:600-611",
@@ -108,7 +109,6 @@ def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     assert [p.name for p in checkpoints(two.checkpoint_dir)] == ["step_00001", "step_00002"]
 
 
-@pytest.mark.more
 def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
     script.run(small(finished, "--steps", "3", "--resume"))
     assert "resumed after step 2" in capsys.readouterr().out
@@ -116,16 +116,13 @@ def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
 
 
 def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
-    """No Chromium can be found, and the same dumps give the same losses twice."""
+    """No Chromium can be found, and the losses are those of the run that left the dumps."""
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
     flags = ["--replay", str(finished), "--warm-start", str(finished / "checkpoints/sft")]
-    losses = []
-    for steps in ("2", "1"):
-        script.run(small(finished.parent / steps, "--steps", steps, *flags))
-        losses.append([m["loss"] for m in Run(finished.parent / steps).metrics()])
-    assert len(losses[0]) == 2 and losses[0][:1] == losses[1] and any(losses[0])
+    script.run(small(finished.parent / "replay", "--steps", "2", *flags))
+    losses = [m["loss"] for m in Run(finished.parent / "replay").metrics()]
     original = [m["loss"] for m in Run(finished).metrics()]
-    assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
+    assert losses == pytest.approx(original[:2], rel=1e-4, abs=1e-7) and any(losses)
 
 
 @pytest.mark.more
@@ -179,9 +176,11 @@ def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, usual)
 
 
-def interrupted(run: Path, finished: Path, cause: signal.Signals) -> tuple[dict, list[str]]:
-    """Starts a run from the finished one's cloned weights and sends the signal after its first step; returns
-    the state that it saved, and the flags to go on with. Before that it is tried to train there twice."""
+@pytest.mark.more  # tests/cli/test_lifecycle.py has what is saved, tests/test_run_folder.py the lock
+@pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_interrupt_saves_and_can_be_resumed(finished, tmp_path, cause):
+    """From the finished run's cloned weights. Before the signal it is tried to train there twice."""
+    run = tmp_path / "tiny"
     start = ["--warm-start", str(finished / "checkpoints/sft")]
     flags = small(run, "--steps", "1000", "--save-every", "1000", *start)
     child = heeding_interrupts([sys.executable, str(ROOT / "train.py"), *flags])
@@ -199,20 +198,9 @@ def interrupted(run: Path, finished: Path, cause: signal.Signals) -> tuple[dict,
     saved = checkpoints(run / "checkpoints")
     state = json.loads((saved[-1] / "state.json").read_text())
     assert state["step"] >= 1 and state["cursor"] > 0
-    return state, start
-
-
-def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
-    run = tmp_path / "tiny"
-    state, start = interrupted(run, finished, signal.SIGINT)
     steps = state["step"] + 1
     script.run(small(run, "--steps", str(steps), "--resume", *start))
     assert [m["step"] for m in Run(run).metrics()] == [*range(1, steps + 1)], "none is shown twice"
-
-
-@pytest.mark.more
-def test_what_a_scheduler_sends_saves_too(finished, tmp_path):
-    interrupted(tmp_path / "tiny", finished, signal.SIGTERM)
 
 
 def episodes(run: Run) -> dict[str, list]:
@@ -267,7 +255,6 @@ def test_a_training_that_is_killed_ten_times_ends_as_one_that_was_not(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--model.path", "/nowhere"], "--model.path /nowhere"),
         (["--task.train", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--replay", "/nowhere"], "--replay /nowhere"),
         ([], "MINIRL_CHROMIUM"),
@@ -311,9 +298,8 @@ async def test_shuffled_rewards_are_what_is_learned(shuffle):
 def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
     """sft.py and two steps of train.py on shops with a Qwen3.5, whose calls are in tags: trees in its
     updates, the sampler's log-probs the trainer's."""
-    folder = str(
-        base_models.build(tmp_path / "model", base_models.vocabulary(), seed=0, hidden=64, kind="hybrid")
-    )
+    words = base_models.vocabulary()
+    folder = str(base_models.build(tmp_path / "model", words, seed=0, hidden=64, kind="hybrid"))
     flags = ["--model.path", folder, "--agent.context-tokens", "2048"]  # tags are longer than JSON
     cloned = start("sft.py", *small(tmp_path / "cloned", *flags))
     assert cloned.returncode == 0, cloned.stderr
@@ -325,7 +311,7 @@ def test_a_hybrid_is_cloned_and_reinforced(tmp_path):
         "train.py", *small(tmp_path / "run", "--model.path", folder, "--warm-start", warm, "--steps=2")
     )
     assert trained.returncode == 0, trained.stderr
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = Run(tmp_path / "run").metrics()
     gaps = [step["mismatch_max"] for step in steps if "mismatch_max" in step]
     assert len(gaps) == 2 and max(gaps) < 1e-4
 
