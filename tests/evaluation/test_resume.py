@@ -62,9 +62,7 @@ class Cast:
             if number in (2, 7):
                 return await model(t, prompt, session)
             call = '<tool_call>{"name": "done", "arguments": {"response": "I give up."}}</tool_call>'
-            tokenizer = self.preprocessor.tokenizer
-            text = f"so</think>{call}{tokenizer.eos_token}"
-            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            _, ids = self.preprocessor.render_response(f"so</think>{call}")
             return Sample(ids, (0.0,) * len(ids), "stop")
 
         return policy
@@ -311,11 +309,11 @@ def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
     served = ["--sampler", "remote", "--endpoint.model", "x"]
     by_name = ["--name", str(ablated)]
     commands = [by_name, [*by_name, *served], ["tiny-text", *by_name], ["--model.path", checkpoint]]
-    for command in commands:
-        config = eval_script.read_config(command)
+    configs = [eval_script.read_config(command) for command in commands]
+    for config in configs:
         assert conditions(config) == trained
         assert (config.rollout, config.reward.by) == (RECIPES[config.recipe]().rollout, "task")
-    assert eval_script.read_config(by_name).model.path == checkpoint
+    assert configs[0].model.path == checkpoint
     flags = ["--agent.feedback", "--browser.height", "360"]
     assert conditions(eval_script.read_config([*by_name, *flags])) == [True, 2, 360, 9999, 80]
     other = ["--name", str(tmp_path / "nowhere"), "--model.path", "some/model"]
