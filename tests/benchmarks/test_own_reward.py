@@ -18,6 +18,7 @@ from minirl.types import BrowserFault, RunEnds, Stop, Task, ToolFailure
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
 CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True)
+NO_PAGE = SimpleNamespace(page=None)
 REWARD = """
 import asyncio
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ async def test_a_value_may_miss_its_end_by_rounding_and_another_ends_the_run(giv
     async def reward(task: Task, page: Any, answer: str) -> Any:
         return given
 
-    work = OwnReward(reward).score(task_with({}), SimpleNamespace(page=None), "")
+    work = OwnReward(reward).score(task_with({}), NO_PAGE, "")
     if value is not None:
         score = await work
         assert (score.value, type(score.value)) == (value, float)
@@ -108,8 +109,7 @@ async def test_a_value_may_miss_its_end_by_rounding_and_another_ends_the_run(giv
         await work
 
 
-@browsing
-async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file):
+async def test_an_episode_that_is_cancelled_takes_its_reward_along():
     ended = []
 
     async def reward(task: Task, page: Any, answer: str) -> float:
@@ -121,7 +121,7 @@ async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await OwnReward(reward).score(task_with({}), session, "")
+            await OwnReward(reward).score(task_with({}), NO_PAGE, "")
     assert ended == [True]
 
 
