@@ -57,9 +57,9 @@ class Cast:
                     signal.raise_signal(signal.SIGINT)
             if number == 4:
                 raise SamplerError("nobody answers")
-            if number in (0, 6):
+            if number in (0, 7):
                 return await scripted(t, prompt, session)
-            if number in (2, 7):
+            if number in (2, 6):
                 return await model(t, prompt, session)
             call = '<tool_call>{"name": "done", "arguments": {"response": "I give up."}}</tool_call>'
             _, ids = self.preprocessor.render_response(f"so</think>{call}")
