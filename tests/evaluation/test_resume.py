@@ -227,10 +227,11 @@ def resolve(eval_script: ModuleType) -> Callable[..., EvalScriptConfig]:
     return lambda *flags: eval_script.read_config([*flags, "--model.path", "some/folder"])
 
 
-def test_a_protocols_settings_are_taken(resolve):
-    """Of any: tests/benchmarks/test_protocols.py applies them all."""
-    protocol = protocol_of("screenspot-v2-official")
-    config = resolve("openwebrl-4b", "--protocol", protocol.name, "--browser.width", "640")
+@pytest.mark.parametrize("name", ["autowebworld-official", "screenspot-v2-official"])
+def test_a_protocols_settings_are_taken(resolve, name):
+    """tests/benchmarks/test_protocols.py applies them all."""
+    protocol = protocol_of(name)
+    config = resolve("openwebrl-4b", "--protocol", name, "--browser.width", "640")
     how, usual = config.eval, protocol.sampling
     assert (how.temperature, how.top_p, how.top_k) == (usual.temperature, usual.top_p, usual.top_k)
     assert (how.max_steps, how.response_tokens) == (protocol.max_steps, protocol.response_tokens)
