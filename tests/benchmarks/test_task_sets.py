@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from peers import alone
 from recorded import write_steps
 
 from minirl.benchmarks.own_reward import OwnReward
@@ -134,26 +134,17 @@ def test_the_best_weights_are_not_chosen_on_held_out_tasks():
 
 
 async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):
+    """tests/cli/test_lifecycle.py has when they are due, and what becomes of the best weights."""
+    evaluate = AsyncMock()
+    monkeypatch.setattr(lifecycle, "evaluate", evaluate)
     tasks = sets_of(MEASURED)
-    asked, exported = [], []
-
-    async def evaluated(experiment, worker, tasks, label, step) -> float:
-        asked.append(tasks)
-        rows.append({"label": label, "success": 0.5})
-        return 0.5
-
-    monkeypatch.setattr(lifecycle, "evaluate", evaluated)
-    rows: list[dict] = []
-    experiment: Any = SimpleNamespace(
-        config=replace(MEASURED, eval_every=2, eval=EvalConfig(episodes=5)),
-        tasks=tasks,
-        run=SimpleNamespace(evals=lambda: rows, best=dict),
-        ranks=SimpleNamespace(broadcast=lambda value: value),
-        checkpoints=SimpleNamespace(export=lambda name, state: exported.append(name)),
-    )
-    for step in range(4):
-        await lifecycle.evaluate_if_due(experiment, cast(Any, None), {"step": step, "cursor": 0})
-    assert asked == [tasks.validation[:5]] and exported == ["best"]
+    config = replace(MEASURED, eval=EvalConfig(episodes=5))
+    experiment = Mock(config=config, tasks=tasks, ranks=alone())
+    experiment.run.evals.side_effect = [[], [{"label": "eval_step_00005", "success": 0.5}]]
+    experiment.run.best.return_value = {}
+    worker = Mock()
+    await lifecycle.evaluate_if_due(experiment, worker, {"step": 5})
+    evaluate.assert_awaited_once_with(experiment, worker, tasks.validation[:5], "eval_step_00005", 5)
 
 
 def test_a_users_reward_file_is_run_once(tmp_path):
