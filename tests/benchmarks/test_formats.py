@@ -14,33 +14,25 @@ FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
 
 WEBVOYAGER = {"web_name": "Apple", "id": "Apple--3", "ques": "Compare.", "web": "https://www.apple.com/"}
 SHOP = {"category": "Kitchen", "difficulty": "easy", "attribute": "red", "filter": "under $9"}
+SHOP["sort"] = "**"
 DEEPSHOP = {"id": 17, "ques": "Find a mug.", "web": "https://www.amazon.com/", "web_name": "Amazon", **SHOP}
-DEEPSHOP["sort"] = "**"
 MIND2WEB = {"task_id": "ab12", "confirmed_task": "Book a table.", "reference_length": 7, "level": "hard"}
 MIND2WEB["website"] = "https://www.tables.example.com/"
-GYM = {
-    "difficulty": "easy",
-    "domain": "Food",
-    "subdomain": "Restaurants",
-    "evaluator_reference": [{"id": 1, "description": "booked", "facts": ["a table"]}],
-}
-WEBGYM = GYM | {
-    "benchmark_name": "Online_Mind2Web",
-    "task_name": "Book a table.",
-    "website": "tables.example.com",
-    "task_id": "ab13",
-    "definite_answer": None,
-    "task_id_decomposed_from": "",
-    "metadata": {"reference_length": 5},
-}
+GYM = {"difficulty": "easy", "domain": "Food", "metadata": {"reference_length": 5}}
+GYM["evaluator_reference"] = [{"id": 1, "description": "booked", "facts": ["a table"]}]
+WEBGYM = GYM | {"benchmark_name": "Online_Mind2Web", "task_name": "Book a table.", "task_id": "ab13"}
+WEBGYM |= {"website": "tables.example.com", "definite_answer": None, "task_id_decomposed_from": ""}
 PAE = {"task_id": "pae/4", "start_url": "http://a.example/ |AND| http://b.example/x", "task": "Look."}
 OPENWEBRL = {"prompt": [{"role": "user", "content": "x"}], "metadata": PAE}
+EVALUATED = {"intent": "Buy.", "start_url": "https://www.a.example/", "task_id": 9, "difficulty": 2}
+EVALUATED |= {"benchmark_name": "deepshop", "require_login": True}
 RECORDS = {
     "webvoyager": WEBVOYAGER,
     "deepshop": DEEPSHOP,
     "mind2web": MIND2WEB,
     "webgym": WEBGYM,
     "openwebrl": OPENWEBRL,
+    "evaluation": {"metadata": EVALUATED},
     "own": {"id": "a", "instruction": "buy", "start_url": "http://a.test/", "goal": {}, "meta": {}},
 }
 
@@ -49,18 +41,17 @@ def published(name: str, instruction: str, url: str, benchmark: str, site: str, 
     return Task(name, instruction, url, {}, {"benchmark": benchmark, "site": site, **meta})
 
 
-TABLE, M2W = ("Book a table.", "https://www.tables.example.com/"), ("online-mind2web", "tables.example.com")
-DEEP = SHOP | {"sort": "**"}
+TABLE = ("Book a table.", "https://www.tables.example.com/")
+M2W = ("online-mind2web", "tables.example.com")
+TABS = {"tabs": ["http://b.example/x"]}
+LOGIN = {"difficulty": 2, "require_login": True}
 EXPECTED = {
     "webvoyager": published("Apple--3", "Compare.", "https://www.apple.com/", "webvoyager", "Apple"),
-    "deepshop": published("17", "Find a mug.", "https://www.amazon.com/", "deepshop", "Amazon", **DEEP),
+    "deepshop": published("17", "Find a mug.", "https://www.amazon.com/", "deepshop", "Amazon", **SHOP),
     "mind2web": published("ab12", *TABLE, *M2W, difficulty="hard", reference_length=7),
-    "webgym": published(
-        "ab13", TABLE[0], "https://tables.example.com", *M2W, **GYM, metadata={"reference_length": 5}
-    ),
-    "openwebrl": published(
-        "pae/4", "Look.", "http://a.example/", "webgym", "a.example", tabs=["http://b.example/x"]
-    ),
+    "webgym": published("ab13", TABLE[0], "https://tables.example.com", *M2W, **GYM),
+    "openwebrl": published("pae/4", "Look.", "http://a.example/", "webgym", "a.example", **TABS),
+    "evaluation": published("9", "Buy.", "https://www.a.example/", "deepshop", "a.example", **LOGIN),
     "own": Task("a", "buy", "http://a.test/"),
 }
 
@@ -75,14 +66,6 @@ def test_webgyms_other_names_and_the_older_edition_of_online_mind2web():
     assert (other.meta["benchmark"], other.meta["difficulty"]) == ("pae-webvoyager", 4)
     older = {"task_id": "1", "website": "https://a.example/", "task_description": "Do."}
     assert parse_task(older).instruction == "Do." and "difficulty" not in parse_task(older).meta
-
-
-def test_openwebrls_evaluation_form():
-    metadata = {"intent": "Buy.", "start_url": "https://www.a.example/", "task_id": 9, "difficulty": 2}
-    metadata |= {"benchmark_name": "deepshop", "require_login": True}
-    more = {"difficulty": 2, "require_login": True}
-    expected = published("9", "Buy.", "https://www.a.example/", "deepshop", "a.example", **more)
-    assert parse_task({"metadata": metadata}) == expected
 
 
 def test_the_595_tasks_of_fara():
@@ -105,7 +88,6 @@ def test_a_json_array_is_a_task_file_however_it_is_laid_out(tmp_path):
     ("content", "problem"),
     [
         ("[\n{},\n", r"tasks: .* line 3 column 1 "),
-        ("[]", "tasks holds no tasks"),
         (json.dumps([WEBVOYAGER, {"ques": "?"}]), "tasks, record 2: id: Field required"),
         (json.dumps(WEBVOYAGER) + "\n{}\n", "tasks, line 2: unknown format: needed are the fields 'id', "),
         ("PAR1 and no more", "Parquet"),

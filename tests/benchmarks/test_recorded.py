@@ -1,6 +1,5 @@
 """Recorded steps: the released reward to the letter, rows read and refused, and their episodes."""
 
-import asyncio
 import io
 import json
 import re
@@ -24,13 +23,13 @@ from minirl.benchmarks.recorded import RecordedBenchmark, RecordedPage, demonstr
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import drop_leaked
 from minirl.config import Config, RewardConfig
-from minirl.distributed import Ranks
 from minirl.episode import conversation
 from minirl.model import Preprocessor
 from minirl.recipes import RECIPES
+from minirl.rollout import RolloutWorker
 from minirl.rows import make_rows
 from minirl.run_folder import Run, save_tasks
-from minirl.types import Request, Sample, Sampling, Stop, Task
+from minirl.types import Request, Sample, Sampling, Stop, Task, Trajectory
 
 FIXTURE = Path(__file__).parents[1] / "data/autowebworld_rewards.jsonl"
 PAIRS = [json.loads(line) for line in FIXTURE.read_text().splitlines()]
@@ -76,9 +75,8 @@ def test_our_rows_and_the_released_ones_are_read_and_survive_being_saved(tmp_pat
     assert tasks[2].goal == {"action": "type_text", "text": "blue mug"} and tasks[2].meta["size"] == [96, 64]
     steps = [["a", {"action": "wait"}], ["b\nc", {"action": "click", "coordinate": [3, 4]}]]
     assert tasks[-2].meta["past"] == steps and tasks[-2].instruction == "Do thing 9."
-    assert (
-        tasks[-1].instruction == "Do thing 10.\n\nHISTORY:\nclicked on search" and not tasks[-1].meta["past"]
-    )
+    assert tasks[-1].instruction == "Do thing 10.\n\nHISTORY:\nclicked on search"
+    assert not tasks[-1].meta["past"]
     assert len({task.id for task in tasks}) == len(tasks)
     save_tasks(tmp_path / "saved.jsonl", tasks)
     assert load_tasks(tmp_path / "saved.jsonl") == tasks
@@ -94,9 +92,8 @@ def test_screenspot_is_read_by_platform_and_kind(tmp_path, png):
     assert {task.goal["action"] for task in tasks} == {"click"}
     places = [(task.meta["benchmark"], task.meta["site"], task.meta["difficulty"]) for task in tasks]
     v2_places = [("desktop", "icon"), ("mobile", "icon"), ("web", "text")]
-    assert places == [("screenspot-v2", *place) for place in v2_places] + [
-        ("screenspot-pro", "linux", "text")
-    ]
+    pro_place = ("screenspot-pro", "linux", "text")
+    assert places == [*(("screenspot-v2", *place) for place in v2_places), pro_place]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +119,9 @@ def header_only(width: int, height: int) -> bytes:
     return file.getvalue()[:12] + header + struct.pack(">I", zlib.crc32(header)) + file.getvalue()[33:]
 
 
-CLICK = {"action": "click", "bbox": [8, 40, 96, 64]}
-SPOT = {"data_type": "text", "data_source": "web"}
+SPOT = {"img_filename": "a.png", "data_type": "text", "data_source": "web"}
+CLICK = {"img_filename": "a.png", "action": "click", "bbox": [8, 40, 96, 64]}
+OWN = {"id": "x", "start_url": "file://{folder}/../secret.png", "goal": {"action": "wait"}}
 
 
 @pytest.mark.parametrize(
@@ -133,27 +131,19 @@ SPOT = {"data_type": "text", "data_source": "web"}
         ((60000, 60000), CLICK, "a picture too large"),
         ((10000, 10000), CLICK, "a picture too large"),  # 100 megapixels
         ((400, 300), CLICK | {"bbox": [500, 320, 560, 340]}, "bbox: .* is no box of pixels in"),
-        ((400, 300), SPOT | {"bbox": [0.1, 0.2, 0.3, 0.4]}, "bbox: .* is no box of pixels in"),
         ((400, 300), SPOT | {"bbox": [0.5, 0.6, 0.9, 0.8]}, "bbox: .* is no box of pixels in"),
         ((400, 300), SPOT | {"bbox": [1, 2, float("inf"), 4]}, "bbox.2: Input should be a finite number"),
         ((400, 300), SPOT | {"bbox": [1, 2, 3]}, "bbox: List should have at least 4 items"),
         ((400, 300), CLICK | {"img_filename": "../secret.png"}, "img_filename: .* must lie below"),
-        ((400, 300), {"id": "x", "start_url": "file://{folder}/../secret.png"}, "is not the picture"),
+        ((400, 300), OWN, "is not the picture"),
     ],
 )
 def test_a_picture_or_a_box_that_no_model_can_be_shown(tmp_path, png, size, row, problem):
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "a.png").write_bytes(header_only(*size))
     (tmp_path / "secret.png").write_bytes(png(96, 64))
-    record = {"instruction": "Press Next"} | row
-    if "start_url" in row:
-        record |= {
-            "start_url": row["start_url"].format(folder=tmp_path / "steps"),
-            "goal": {"action": "wait"},
-        }
-    else:
-        record = {"img_filename": "a.png", "history": ""} | record
-    (tmp_path / "steps" / "steps.jsonl").write_text(json.dumps(record))
+    record = json.dumps({"instruction": "Press Next"} | row)
+    (tmp_path / "steps" / "steps.jsonl").write_text(record.replace("{folder}", str(tmp_path / "steps")))
     with pytest.raises(ValueError, match=f"line 1: .*{problem}"):
         load_tasks(tmp_path / "steps" / "steps.jsonl")
 
@@ -178,13 +168,12 @@ class Script:
 
     failure = ""
 
-    def __init__(self, preprocessor, *sayings: str, seconds: float = 0):
-        self.preprocessor, self.sayings, self.seconds = preprocessor, sayings, seconds
+    def __init__(self, preprocessor, *sayings: str):
+        self.preprocessor, self.sayings = preprocessor, sayings
         self.requests: list[Request] = []
 
     async def generate(self, request: Request) -> Sample:
         self.requests.append(request)
-        await asyncio.sleep(self.seconds)
         _, ids = self.preprocessor.render_response(self.sayings[request.seed % len(self.sayings)])
         most = request.max_tokens
         return Sample(ids[:most], (-1.0,) * len(ids[:most]), "stop" if len(ids) <= most else "length")
@@ -204,35 +193,34 @@ def config_of(**changes) -> Config:
     return replace(config, rollout=replace(config.rollout, group=4, groups=3), **changes)
 
 
-def worker_of(preprocessor, script, folder: Path, ranks: Ranks | None = None):
-    images, benchmark = Run(folder / "run").images, RecordedBenchmark()
-    return make_worker(config_of(), preprocessor, script, None, images, benchmark, ranks=ranks)
+def worker_of(preprocessor, script, folder: Path, config: Config | None = None) -> RolloutWorker:
+    images = Run(folder / "run").images
+    return make_worker(config or config_of(), preprocessor, script, None, images, RecordedBenchmark())
+
+
+async def play(worker: RolloutWorker, task: Task) -> Trajectory:
+    return await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
 
 
 RIGHT = "<think>so</think><action>{'action': 'click', 'coordinate': [35, 18]}</action>"  # 40, 20 there
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "stop"),
+    ("said", "found"),
     [
-        (RIGHT, (1, 1, 1), Stop.DONE),
-        ("so " + RIGHT, (1, 1, 0), Stop.DONE),
-        (
-            "<think>so</think><action>{'action': 'click', 'coordinate': [55, 20]}</action>",
-            (1, 0, 1),
-            Stop.DONE,
-        ),
-        ("<think>so</think><action>{'action': 'answer', 'text': ''}</action>", (0, 0, 1), Stop.DONE),
-        ("nothing", (0, 0, 0), Stop.DONE),
-        (RIGHT + " and" * 300, (1, 1, 0), Stop.DONE),  # cut off behind an action that can be read
+        (RIGHT, (1, 1, 1)),
+        ("so " + RIGHT, (1, 1, 0)),
+        (RIGHT.replace("35, 18", "55, 20"), (1, 0, 1)),
+        (RIGHT.replace("click", "answer"), (0, 0, 1)),
+        ("nothing", (0, 0, 0)),
+        (RIGHT + " and" * 300, (1, 1, 0)),  # cut off behind an action that can be read
     ],
 )
-async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, said, found, stop):
+async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, said, found):
     """Where there is no browser; 55, 20 would be in the box if it were not scaled."""
     task = load_tasks(write_steps(tmp_path, png))[0]
-    worker = worker_of(seeing, Script(seeing, said), tmp_path)
-    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
-    assert (len(done.turns), done.stop, done.error) == (1, stop, "")
+    done = await play(worker_of(seeing, Script(seeing, said), tmp_path), task)
+    assert (len(done.turns), done.stop, done.error) == (1, Stop.DONE, "")
     assert done.final_state == {"rewards": dict(zip(("action", "coordinate", "format"), found, strict=True))}
     assert done.reward == pytest.approx(sum(found) / 3) and done.success == (sum(found) == 3)
 
@@ -243,12 +231,9 @@ async def test_a_step_is_scored_whichever_endings_count_and_a_tag_of_the_templat
     """Of a model whose template has written `<think>`."""
     assert preprocessor.chat.opens_think
     task = load_tasks(write_steps(tmp_path, png, [{"action": "wait"}]))[0]
-    config = replace(config_of(), reward=RewardConfig(after="done"))
     script = Script(preprocessor, "so</think><action>{'action': 'wait'}</action>")
-    worker = make_worker(
-        config, preprocessor, script, None, Run(tmp_path / "run").images, RecordedBenchmark()
-    )
-    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
+    config = config_of(reward=RewardConfig(after="done"))
+    done = await play(worker_of(preprocessor, script, tmp_path, config), task)
     assert done.success and done.reward == 1 and len(done.turns) == 1
 
 
@@ -260,12 +245,11 @@ async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_
     write_steps(tmp_path, png, [row, row]).rename(tmp_path / "screenspot_web_v2.json")
     protocol = protocol_of("screenspot-v2-official")
     tasks = protocol.select(load_tasks(tmp_path / "screenspot_*_v2.json"))
-    assert [task.id for task in tasks] == [
-        f"screenspot_{of}_v2-{n}" for of, n in (("mobile", 1), ("web", 1), ("web", 2))
-    ]
+    ids = ["screenspot_mobile_v2-1", "screenspot_web_v2-1", "screenspot_web_v2-2"]
+    assert [task.id for task in tasks] == ids
     script = Script(seeing, RIGHT)
     config = apply(protocol, config_of())
-    worker = make_worker(config, seeing, script, None, Run(tmp_path / "run").images, RecordedBenchmark())
+    worker = worker_of(seeing, script, tmp_path, config)
     finished = []
     places = [(task, 0) for task in tasks]
     await worker.evaluate(places, "eval", config.eval.max_steps, lambda n: None, finished.append)
@@ -274,16 +258,14 @@ async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_
 
     async def success(said: str) -> bool:
         script.sayings = (said,)
-        done = await worker.episode(tasks[0], 0, worker.policy(Sampling(), 256, "x"), 15)
+        done = await play(worker, tasks[0])
         assert len(done.turns) == 1
         return done.success
 
     outside = RIGHT.replace("35", "55")  # in the box if it is not scaled
-    assert [await success(said) for said in ("so " + RIGHT, RIGHT.replace("click", "hover"), outside)] == [
-        True,
-        False,
-        False,
-    ]
+    assert await success("so " + RIGHT)
+    assert not await success(RIGHT.replace("click", "hover"))
+    assert not await success(outside)
     worker.harness.agent.resized = lambda width, height: (width, height)
     assert await success(outside)
 
@@ -305,14 +287,14 @@ async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, pn
 
 async def test_a_recorded_steps_prompt_is_the_one_that_the_agent_would_have_there(seeing, tmp_path, png):
     """The live conversation, in the model's pixels, and the record, in the picture's."""
-    first = "<think>a</think><action>{'action': 'click', 'coordinate': [35, 18]}</action>"
+    first = RIGHT
     second = "<think>b</think><action>{'action': 'press_enter'}</action>"
     history = f"Step 1: {first}\nStep 2: {second}".replace("[35, 18]", "[40, 20]")
     rows = [{"action": "wait", "history": history, "instruction": "Go."}]
     (task,) = load_tasks(write_steps(tmp_path, png, rows))
     script = Script(seeing, "nothing")
     worker = worker_of(seeing, script, tmp_path)
-    await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 1)
+    await play(worker, task)
     agent = worker.harness.agent
     live = conversation(agent, worker.config.agent, seeing, Task("live", "Go.", "http://a.test/"))
     for n, said in enumerate((first, second)):

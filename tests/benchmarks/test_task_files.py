@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.benchmarks.task_files import load_tasks, parse_task
+from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import TaskConfig
 from minirl.recipes import tiny
@@ -22,35 +22,18 @@ def with_field(field: str) -> str:
     return GOOD.replace("}", f", {field}}}")
 
 
-def test_load_gives_back_what_save_wrote(tmp_path):
-    tasks = [
-        Task("shop-0-1", "Order 2 röd mugs", "http://shop-0.test/", {"page": "DONE"}, {"difficulty": 3}),
-        Task("shop-0-2", 'Say "hi",\nthen leave', "http://shop-0.test/#HOME", {"page": "HOME"}),
-    ]
-    path = tmp_path / "deep" / "tasks.jsonl"
-    save_tasks(path, tasks)
-    assert load_tasks(path) == tasks
-    assert [p.name for p in path.parent.iterdir()] == ["tasks.jsonl"]
-    save_tasks(path, tasks[:1])
-    assert load_tasks(path) == tasks[:1]
-    assert parse_task(json.loads(GOOD)) == Task("a", "buy", "http://shop.test/", {}, {})
-
-
 TEXT = st.text(max_size=10)
-
-
 MAPPINGS = st.dictionaries(TEXT, st.none() | st.integers() | TEXT | st.lists(TEXT, max_size=2), max_size=2)
-URLS = st.builds(
-    "http{}://{}.test:{}/".format, st.sampled_from(["", "s"]), st.integers(0, 9), st.integers(1, 99)
-)
+URLS = st.from_regex(r"https?://[0-9]\.test:[1-9][0-9]?/", fullmatch=True)
 TASKS = st.builds(Task, id=TEXT, instruction=TEXT, start_url=URLS, goal=MAPPINGS, meta=MAPPINGS)
 
 
 @given(st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.id))
-def test_any_text_survives(tmp_path_factory, tasks):
-    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+def test_load_gives_back_what_save_wrote_last_with_any_text(tmp_path_factory, tasks):
+    path = tmp_path_factory.getbasetemp() / "any" / "tasks.jsonl"
     save_tasks(path, tasks)
     assert load_tasks(path, any_goal=True) == tasks
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_a_goal_that_nobody_understands_is_refused_unless_it_is_for_a_function_of_the_users(tmp_path):
@@ -72,7 +55,7 @@ def test_blank_lines_are_passed_over_and_only_a_newline_ends_a_line(tmp_path):
     instruction = "first\u2028second\u0085third"
     good = json.dumps({**json.loads(GOOD), "instruction": instruction}, ensure_ascii=False)
     path.write_text(f"\n{good}\r\n\n  \n")
-    assert [task.instruction for task in load_tasks(path)] == [instruction]
+    assert load_tasks(path) == [Task("a", instruction, "http://shop.test/", {}, {})]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +69,7 @@ def test_blank_lines_are_passed_over_and_only_a_newline_ends_a_line(tmp_path):
         (with_field('"goal": "DONE"'), "goal: Input should be a valid dictionary, not 'DONE'"),
         (with_field('"site": "shop"'), "site: Extra inputs are not permitted, not 'shop'"),
         (GOOD, "the id 'a' occurs twice"),
-        (
-            GOOD.replace("http://", "ftp://"),
-            "start_url: String should match pattern .*, not 'ftp://shop.test/'",
-        ),
+        (GOOD.replace("http:", "ftp:"), "start_url: String should match pattern .*, not 'ftp://shop.test/'"),
         (with_field('"goal": {"text": "Thank you"}'), NO_GOAL),
         (with_field('"goal": {"page": "DONE", "where": [{"cond": "is"}]}'), "goal: where"),
         (with_field('"goal": {"kind": "webarena"}'), "eval_types: Field required"),
@@ -104,10 +84,9 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_a_file_in_another_encoding_is_named(tmp_path, encoding):
+def test_a_file_in_another_encoding_is_named(tmp_path):
     path = tmp_path / "tasks.jsonl"
-    path.write_text('{"id": "1", "instruction": "Kauf Äpfel", "start_url": "http://a.test/"}\n', encoding)
+    path.write_text(GOOD.replace("buy", "Kauf Äpfel"), "latin-1")
     with pytest.raises(ValueError, match=rf"{path} is not in UTF-8, which it must be saved in: .*decode"):
         load_tasks(path)
 

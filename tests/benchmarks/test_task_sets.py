@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from peers import alone
 from recorded import write_steps
 
 from minirl.benchmarks.own_reward import OwnReward
@@ -23,6 +24,11 @@ from minirl.worlds.shop import make_shop, make_tasks, shops_of
 WHERE = [{"path": "$.done.rooms.item", "cond": "eq", "value": "room-1"}]
 
 
+MEASURED = replace(tiny(), eval_every=5)
+LONG_TOO = replace(tiny(), task=replace(tiny().task, short=0))
+sets_of = cache(make_task_sets)  # hundreds of shops take a second
+
+
 def goals(tasks: list[Task]) -> set[str]:
     return {json.dumps([task.start_url, dict(task.goal)], sort_keys=True) for task in tasks}
 
@@ -34,8 +40,7 @@ def shops(tasks: list[Task]) -> set[str]:
 def test_held_out_shops_are_never_trained_on():
     """In the default sets every training task has a shop of its own, and 256 held-out tasks are in 64."""
     config = tiny()
-    plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5))
-    whole = make_task_sets(replace(config, task=replace(config.task, short=0)))
+    plain, sets, whole = map(sets_of, (config, MEASURED, LONG_TOO))
     assert len(whole.train) == 300 and len(sets.heldout) == config.eval.episodes
     assert shops(whole.train) == {f"shop-{n}" for n in range(600, 900)}
     assert whole.demos == whole.train[: config.task.demo_goals] and whole.heldout == sets.heldout
@@ -53,7 +58,7 @@ def test_short_orders_are_demonstrated_and_long_ones_practised():
     """Of the recipe's 300 orders those for 4 or 5 things are practised. Of its 100 demonstrations 4 are
     such, one of the 20 that are held back and three of the others."""
     config = tiny()
-    sets, plain = make_task_sets(config), make_task_sets(replace(config, task=replace(config.task, short=0)))
+    sets, plain = map(sets_of, (config, LONG_TOO))
 
     def things(tasks: list[Task]) -> list[int]:
         return [len(task.goal["where"]) for task in tasks]
@@ -122,41 +127,32 @@ def test_so_many_training_tasks_count_the_first(tmp_path, png, goals, length):
 
 
 def test_the_best_weights_are_not_chosen_on_held_out_tasks():
-    settings = replace(tiny().task, heldout="shops:50001-50010")  # which --eval-every looks at, too
+    # which --eval-every looks at, too
+    settings = TaskConfig("shops:0-9", "shops:50001-50010", demo_goals=2)
     sets = make_task_sets(replace(tiny(), eval_every=2, task=settings))
     assert sets.validation and not goals(sets.validation) & goals(sets.heldout)
 
 
 async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):
-    tasks = make_task_sets(replace(tiny(), eval_every=2))
-    asked, exported = [], []
-
-    async def evaluated(experiment, worker, tasks, label, step) -> float:
-        asked.append(tasks)
-        rows.append({"label": label, "success": 0.5})
-        return 0.5
-
-    monkeypatch.setattr(lifecycle, "evaluate", evaluated)
-    rows: list[dict] = []
-    experiment: Any = SimpleNamespace(
-        config=replace(tiny(), eval_every=2, eval=EvalConfig(episodes=5)),
-        tasks=tasks,
-        run=SimpleNamespace(evals=lambda: rows, best=dict),
-        ranks=SimpleNamespace(broadcast=lambda value: value),
-        checkpoints=SimpleNamespace(export=lambda name, state: exported.append(name)),
-    )
-    for step in range(4):
-        await lifecycle.evaluate_if_due(experiment, cast(Any, None), {"step": step, "cursor": 0})
-    assert asked == [tasks.validation[:5]] and exported == ["best"]
+    """tests/cli/test_lifecycle.py has when they are due, and what becomes of the best weights."""
+    evaluate = AsyncMock()
+    monkeypatch.setattr(lifecycle, "evaluate", evaluate)
+    tasks = sets_of(MEASURED)
+    config = replace(MEASURED, eval=EvalConfig(episodes=5))
+    experiment = Mock(config=config, tasks=tasks, ranks=alone())
+    experiment.run.evals.side_effect = [[], [{"label": "eval_step_00005", "success": 0.5}]]
+    experiment.run.best.return_value = {}
+    worker = Mock()
+    await lifecycle.evaluate_if_due(experiment, worker, {"step": 5})
+    evaluate.assert_awaited_once_with(experiment, worker, tasks.validation[:5], "eval_step_00005", 5)
 
 
 def test_a_users_reward_file_is_run_once(tmp_path):
     """However often a run asks for benchmarks: for its tasks, before its judge is open and after."""
-    file, runs = tmp_path / "own.py", tmp_path / "runs"
-    file.write_text(
-        f"open({str(runs)!r}, 'a').write('x')\nasync def reward(task, page, answer): return 1.0\n"
-    )
-    config = replace(tiny(), task=replace(tiny().task, reward=f"{file}:reward"))
+    file = tmp_path / "own.py"
+    runs = tmp_path / "runs"
+    file.write_text(f"open({str(runs)!r}, 'a').write('x')\nasync def reward(task, page, answer): return 1.0")
+    config = replace(tiny(), task=TaskConfig("shops:0-9", "", reward=f"{file}:reward"))
     task = make_task_sets(config).train[0]
     one, two = choose_benchmarks(config)(task), choose_benchmarks(config)(task)
     assert isinstance(one, OwnReward) and isinstance(two, OwnReward) and one.reward is two.reward
@@ -167,10 +163,10 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     """What the agent has no means for stays out; sites take turns, and say where they are."""
     for split, n in (("train", 0), ("train", 1), ("heldout", 2)):
         name = f"hotels-easy-{n}"
-        drag = [["visual"], ["visual", "text"]]
-        url, goal = f"http://{name}.test/", {"where": WHERE}
-        metas = [{"world": name, "agents": agents} for agents in drag]
-        tasks = [Task(f"{name}-{i}", f"Do {i}.", url, goal, meta) for i, meta in enumerate(metas)]
+        tasks = []
+        for i, agents in enumerate((["visual"], ["visual", "text"])):
+            meta = {"world": name, "agents": agents}
+            tasks.append(Task(f"{name}-{i}", f"Do {i}.", f"http://{name}.test/", {"where": WHERE}, meta))
         save_tasks(tmp_path / split / name / "tasks.jsonl", tasks)
         (tmp_path / split / name / "fsm.json").write_text("{}")
     folders = {name: str(tmp_path / name) for name in ("train", "heldout")}

@@ -96,8 +96,9 @@ async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world
     assert sum("POST /login_check" in asked for asked in world.asked) == 2  # each episode has its own
 
 
-@pytest.mark.parametrize("found", ["boston", pytest.param("nowhere", marks=pytest.mark.more)])
-@pytest.mark.parametrize("recipe", [webagent_r1_3b, pytest.param(openwebrl_4b, marks=pytest.mark.more)])
+@pytest.mark.more  # tests/test_episode.py and test_protocols.py have the parts
+@pytest.mark.parametrize("found", ["boston", "nowhere"])
+@pytest.mark.parametrize("recipe", [webagent_r1_3b, openwebrl_4b])
 async def test_what_the_turn_limit_ends_counts_alike_in_training_evaluation_and_protocol(
     world, preprocessor, tmp_path, recipe, found
 ):
@@ -122,6 +123,7 @@ async def test_what_the_turn_limit_ends_counts_alike_in_training_evaluation_and_
         assert summary([result_of(*evaluated)], counting).success.successes == wanted
 
 
+@pytest.mark.more  # test_evaluators.py asks such judges without an episode
 async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_verdict(
     world, preprocessor, tmp_path
 ):

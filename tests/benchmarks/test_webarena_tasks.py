@@ -36,25 +36,21 @@ def records(name: str) -> list[dict[str, Any]]:
 def test_the_test_tasks_load_and_have_the_published_counts():
     tasks = [webarena_task(record) for record in records("test")]
     kinds = Counter("+".join(task.goal["eval_types"]) for task in tasks)
-    assert kinds == {"string_match": 78, "program_html": 48, "url_match": 18} | {
-        "url_match+program_html": 19,
-        "string_match+url_match": 2,
-    }
+    mixed = {"url_match+program_html": 19, "string_match+url_match": 2}
+    assert kinds == {"string_match": 78, "program_html": 48, "url_match": 18} | mixed
     sites = Counter(task.meta["site"] for task in tasks)
     one = {"shopping": 45, "shopping_admin": 35, "gitlab": 30, "map": 26, "reddit": 19}
     assert sites == one | {"multi-site": 10}
     assert len({task.id for task in tasks}) == 165
     assert "__" not in "".join(task.start_url + json.dumps(task.goal["reference_url"]) for task in tasks)
     with_tabs = next(task for task in tasks if task.meta["tabs"])
-    assert [url.split("/")[2] for url in (with_tabs.start_url, *with_tabs.meta["tabs"])] == [
-        "shopping.test"
-    ] * 3
+    opened = [with_tabs.start_url, *with_tabs.meta["tabs"]]
+    assert [url.split("/")[2] for url in opened] == ["shopping.test"] * 3
 
 
 def test_the_training_tasks_load_also_those_that_have_a_phrase_where_a_list_must_be(tmp_path):
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps(records("train")))
-    tasks = load_tasks(file)
+    (tmp_path / "train.json").write_text(json.dumps(records("train")))
+    tasks = load_tasks(tmp_path / "train.json")
     assert len(tasks) == 647
     for task in tasks[294:297]:
         assert isinstance(task.goal["program_html"][0]["required_contents"]["must_include"], str)
@@ -82,14 +78,9 @@ def test_a_record_as_a_task():
     task = webarena_task(records("test")[0])
     assert (task.id, task.start_url) == ("webarena-4", "http://shopping-admin.test")
     assert task.instruction == "What are the top-3 best-selling product in Jan 2023"
-    assert task.meta == {
-        "benchmark": "webarena-lite",
-        "sites": ["shopping_admin"],
-        "site": "shopping_admin",
-        "tabs": [],
-        "require_login": True,
-        "storage_state": "shopping_admin_state.json",
-    }
+    site = {"sites": ["shopping_admin"], "site": "shopping_admin", "tabs": []}
+    login = {"require_login": True, "storage_state": "shopping_admin_state.json"}
+    assert task.meta == {"benchmark": "webarena-lite", **site, **login}
     assert task.goal["kind"] == "webarena" and task.goal["eval_types"] == ["string_match"]
     older = {name: value for name, value in records("test")[0].items() if name != "old_task_id"}
     assert webarena_task(older).meta["benchmark"] == "webarena"
@@ -119,6 +110,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return record
 
 
+ANSWERS = "eval/reference_answers"
 TARGET = "eval/program_html/0"
 BROKEN = [
     ("task_id", "7", "task_id: Input should be a valid integer, not '7'"),
@@ -127,16 +119,12 @@ BROKEN = [
     ("start_url", "__GITLAB__ |AND| javascript:alert(1)", "start_url.1: String should match pattern"),
     ("sites", [], "sites: List should have at least 1 item"),
     ("eval/eval_types", ["page_image_query"], "should be 'string_match', .*, not 'page_image_query'"),
-    ("eval/reference_answers", {"must_include": [2]}, "must_include.*: Input should be a valid string"),
-    ("eval/reference_answers", {"exact_match": " "}, "exact_match.*: String should match pattern"),
-    ("eval/reference_answers", {"must_include": [""]}, "must_include.*, not .*''"),
-    ("eval/reference_answers", {"must_include": ["2", " |OR| "]}, r"must_include.*, not .* \|OR\| "),
-    ("eval/reference_answers", {"must_include": "2 |OR| "}, "must_include.*: String should match pattern"),
-    (
-        "eval/reference_answers",
-        {"one_of": ["2"]},
-        "reference_answers.one_of.*: Input should be 'exact_match'",
-    ),
+    (ANSWERS, {"must_include": [2]}, "must_include.*: Input should be a valid string"),
+    (ANSWERS, {"exact_match": " "}, "exact_match.*: String should match pattern"),
+    (ANSWERS, {"must_include": [""]}, "must_include.*, not .*''"),
+    (ANSWERS, {"must_include": ["2", " |OR| "]}, r"must_include.*, not .* \|OR\| "),
+    (ANSWERS, {"must_include": "2 |OR| "}, "must_include.*: String should match pattern"),
+    (ANSWERS, {"one_of": ["2"]}, "reference_answers.one_of.*: Input should be 'exact_match'"),
     (f"{TARGET}/url", ..., "program_html.0.url: Field required"),
     (f"{TARGET}/required_contents", {}, "required_contents: Dictionary should have at least 1 item"),
 ]
@@ -186,9 +174,8 @@ def test_the_places_of_sites_are_those_that_are_set_and_named(monkeypatch):
     environ |= {"MAP": "http://10.0.0.7:3000", "WIKIPEDIA": ""}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    task = webarena_task(
-        GOOD | {"start_url": "__REDDIT__/f/books |AND| __WIKIPEDIA__ |AND| http://10.0.0.9/x"}
-    )
+    start = "__REDDIT__/f/books |AND| __WIKIPEDIA__ |AND| http://10.0.0.9/x"
+    task = webarena_task(GOOD | {"start_url": start})
     benchmark, other = WebArenaBenchmark(), Task("a", "buy", "http://10.0.0.5:8023/")
     assert benchmark.places(task) == {("10.0.0.5", 8023), ("reddit.internal", 443)}
     monkeypatch.setenv("MAP", "no address")

@@ -16,6 +16,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from stand_in import record_of
 
 from minirl.agents import webagent_r1
 from minirl.benchmarks.task_files import load_tasks
@@ -34,14 +35,8 @@ pytestmark = pytest.mark.usefixtures("local")
 browsing = pytest.mark.asyncio(loop_scope="module")
 is_installed = importlib.util.find_spec("webarena_verified") is not None
 installed = pytest.mark.skipif(not is_installed, reason="webarena-verified is not installed")
-POST = {
-    "sites": ["reddit"],
-    "task_id": 600,
-    "intent_template_id": 3765,
-    "start_urls": ["__REDDIT__"],
-    "intent": "Post my question in a forum where I'm likely to get an answer",
-    "eval": [],
-}
+POST = {"sites": ["reddit"], "task_id": 600, "start_urls": ["__REDDIT__"], "eval": []}
+POST["intent"] = "Post my question in a forum where I'm likely to get an answer"
 QUESTION = "what is the recommended console to buy these days?"  # the title that task 600 asks for
 DONE = {"task_type": "MUTATE", "status": "SUCCESS", "retrieved_data": None, "error_details": None}
 SHOWN = DONE | {"task_type": "NAVIGATE"}
@@ -66,20 +61,14 @@ def test_a_record_as_a_task(tmp_path):
 
 
 def test_it_is_webarenas_task_and_never_held_out_of_its_training(tmp_path):
-    train = {
-        "task_id": 600,
-        "sites": ["reddit"],
-        "intent": "x",
-        "start_url": "__REDDIT__",
-        "require_login": True,
-    }
     rules = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "x"}}
-    files = [tmp_path / "train.json", tmp_path / "heldout.json"]
-    files[0].write_text(json.dumps(train | {"eval": rules}))
-    config = replace(tiny(), eval_every=0, task=TaskConfig(train=str(files[0]), heldout=str(files[1])))
-    files[1].write_text(json.dumps(POST | {"task_id": 601}))
+    train = record_of("reddit", "__REDDIT__", "x", **rules) | {"task_id": 600}
+    (tmp_path / "train.json").write_text(json.dumps(train))
+    heldout = tmp_path / "heldout.json"
+    config = replace(tiny(), task=TaskConfig(str(tmp_path / "train.json"), str(heldout)))
+    heldout.write_text(json.dumps(POST | {"task_id": 601}))
     assert make_task_sets(config).heldout[0].id == "webarena-verified-601"
-    files[1].write_text(json.dumps(POST))
+    heldout.write_text(json.dumps(POST))
     with pytest.raises(ValueError, match="1 held-out tasks are also training tasks, webarena-verified-600"):
         make_task_sets(config)
 
@@ -148,12 +137,8 @@ async def test_the_log_has_what_the_browser_asked(world, pool, monkeypatch):
     assert not folder.exists()
     asked = [(entry["request"]["method"], entry["request"]["url"].split("/", 3)[3]) for entry in entries]
     assert asked[0] == ("GET", "") and ("POST", "login_check") in asked
-    assert asked[-4:] == [
-        ("GET", "submit/consoles"),
-        ("POST", "submit/consoles"),
-        ("GET", "f/consoles/1/"),
-        ("GET", "f/1/x?y=a.css"),
-    ]
+    assert asked[-4:-2] == [("GET", "submit/consoles"), ("POST", "submit/consoles")]
+    assert asked[-2:] == [("GET", "f/consoles/1/"), ("GET", "f/1/x?y=a.css")]
     sent, answered = entries[-3]["request"], entries[-3]["response"]
     assert sent["postData"]["text"].endswith("submission%5Bforum%5D=10039") and answered["status"] == 302
 
@@ -222,11 +207,9 @@ async def test_the_published_episodes_have_the_published_verdicts(tmp_path):
 
 
 @installed
-@pytest.mark.parametrize(
-    ("answer", "value"), [("", 0.0), ("\ud800", 0.0), ('{"task_type": 7}', 0.0), ("9" * 10**6, 0.0)]
-)
-async def test_what_is_no_answer_is_a_failure(tmp_path, answer, value):
-    assert (await verdict(folder_of(tmp_path, 108), answer)).value == value
+@pytest.mark.parametrize("answer", ["", "\ud800", '{"task_type": 7}', "9" * 10**6])
+async def test_what_is_no_answer_is_a_failure(tmp_path, answer):
+    assert (await verdict(folder_of(tmp_path, 108), answer)).value == 0.0
 
 
 @installed
@@ -258,14 +241,8 @@ def records() -> dict[int, dict[str, Any]]:
 def test_all_tasks_load(tmp_path):
     (tmp_path / "tasks.json").write_text(json.dumps([*records().values()]))
     tasks = load_tasks(tmp_path / "tasks.json")
-    sites = {
-        "shopping": 187,
-        "shopping_admin": 182,
-        "gitlab": 180,
-        "map": 109,
-        "reddit": 106,
-        "multi-site": 48,
-    }
+    sites = {"shopping": 187, "shopping_admin": 182, "gitlab": 180, "map": 109, "reddit": 106}
+    sites["multi-site"] = 48
     assert Counter(task.meta["site"] for task in tasks) == sites and len(tasks) == 812
     assert not any("__" in url for task in tasks for url in (task.start_url, *task.meta["tabs"]))
 
@@ -295,9 +272,8 @@ async def test_answers_get_the_verdict_that_the_package_gives_them_directly(tmp_
     command = importlib.import_module("webarena_verified.__main__")
     config = importlib.import_module("webarena_verified.types.config").WebArenaVerifiedConfig
     sites = {f"__{name}__": {"urls": [address]} for name, address in sites_from_environment().items()}
-    package = importlib.import_module("webarena_verified.api").WebArenaVerified(
-        config=config(environments=sites)
-    )
+    api = importlib.import_module("webarena_verified.api")
+    package = api.WebArenaVerified(config=config(environments=sites))
     log = json.loads(gzip.decompress((DATA / "network.har.gz").read_bytes()))["log"]["entries"][:2]
 
     async def here(python: str, *arguments: str, **pipes: Any) -> Any:

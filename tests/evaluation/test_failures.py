@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minirl.evaluation.failures import (
-    PROXIES,
-    category_of,
-    error_rows,
-    proxies_of,
-    proxy_rows,
-    step_metrics,
-)
+from minirl.evaluation.failures import PROXIES, category_of, error_rows, proxies_of, proxy_rows, step_metrics
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 PROXY = ("name", "turns", "rate", "mean", "p90")
@@ -80,25 +73,20 @@ WORKS = "click: clicked button at [1, 1]. Now at http://shop-0.test/."
         (episode(success=True), None, None),
         (episode(success=True), YES, None),
         (episode(success=True), NO, "evaluation"),  # the site's state says otherwise
-        (episode(stop=Stop.CANCELLED), None, None),
         (episode(stop=Stop.JUDGE_ERROR), None, "evaluation"),
         (episode(), NONE, "evaluation"),
-        (episode(stop=Stop.SITE_ERROR), None, "access"),
-        (episode(stop=Stop.BLOCKED), None, "blocked"),
         (episode(answer="A CAPTCHA.", stop=Stop.BLOCKED), NO, "blocked"),
         (replace(episode(stop=Stop.SITE_ERROR), turns=()), None, "access"),
         (episode(answer="The site shows a CAPTCHA."), NO, "access"),
         (episode(turn("Here is Cloudflare."), stop=Stop.MAX_STEPS), None, "access"),
         (episode(turn("A captcha."), turn("It went away."), stop=Stop.MAX_STEPS), None, "reasoning"),
         (episode(stop=Stop.FORMAT_ERROR), None, "form"),
-        (episode(stop=Stop.LENGTH), None, "form"),
         (replace(episode(stop=Stop.LENGTH), turns=()), None, "form"),  # the first page did not fit
         (episode(turn("", 1, FAILED, WORKS, WORKS)), NO, "grounding"),  # one of three
         (episode(turn("", 1, WORKS, WORKS), turn("", 1, IDLE, WORKS)), NO, "reasoning"),  # one of four
         (episode(turn("", 1, IDLE), turn("", 1, WORKS), stop=Stop.MAX_STEPS), None, "grounding"),
         (episode(turn("", 1, "Error: failed, or so", error="Error"), turn("", 1, WORKS)), NO, "reasoning"),
         (episode(), NO, "reasoning"),
-        (episode(stop=Stop.MAX_STEPS), None, "reasoning"),
     ],
 )
 def test_why_an_episode_failed(trajectory, verdict, category):

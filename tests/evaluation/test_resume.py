@@ -6,31 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from peers import alone, on_ranks
 from workers import make_worker
 
-from minirl.benchmarks.protocols import PROTOCOLS
-from minirl.benchmarks.task_sets import make_task_sets
+from minirl.benchmarks.protocols import protocol_of
+from minirl.benchmarks.task_sets import load_source
 from minirl.cli.report import write_report
 from minirl.config import to_json
 from minirl.distributed import Ranks
 from minirl.evaluation import resume
 from minirl.evaluation.results import Evaluation, Result, ResultsFile, read_results, write_results
-from minirl.evaluation.resume import (
-    EvalScriptConfig,
-    Ledger,
-    label_of,
-    select_tasks,
-    settings,
-    unlike_run,
-)
+from minirl.evaluation.resume import EvalScriptConfig, Ledger, label_of, select_tasks, settings, unlike_run
 from minirl.evaluation.tables import UNNAMED
 from minirl.model import Preprocessor
 from minirl.recipes import RECIPES, tiny, tiny_text
 from minirl.rollout import RolloutWorker
-from minirl.run_folder import Run
+from minirl.run_folder import Run, flatten
 from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import shops_of
@@ -40,10 +34,10 @@ TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "we
 
 
 class Cast:
-    """Of 12 tasks the shop's script solves two, one is without an answer, the model has two, and the others
+    """Of 8 tasks the shop's script solves two, one is without an answer, the model has two, and the others
     are given up at once. `interrupt_at`: the episode in which somebody presses Ctrl-C."""
 
-    tasks = {task.id: task for task in make_task_sets(tiny()).heldout[:12]}
+    tasks = {task.id: task for task in load_source(tiny().task.heldout, 8, tiny())}
     order = list(tasks)
 
     def __init__(self, preprocessor: Preprocessor, interrupt_at: int = 0):
@@ -61,16 +55,14 @@ class Cast:
                 self.begun.append(task.id)
                 if len(self.begun) == self.interrupt_at:
                     signal.raise_signal(signal.SIGINT)
-            if number == 5:
+            if number == 4:
                 raise SamplerError("nobody answers")
-            if number in (0, 10):
+            if number in (0, 7):
                 return await scripted(t, prompt, session)
-            if number in (3, 9):
+            if number in (2, 6):
                 return await model(t, prompt, session)
             call = '<tool_call>{"name": "done", "arguments": {"response": "I give up."}}</tool_call>'
-            tokenizer = self.preprocessor.tokenizer
-            text = f"so</think>{call}{tokenizer.eos_token}"
-            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            _, ids = self.preprocessor.render_response(f"so</think>{call}")
             return Sample(ids, (0.0,) * len(ids), "stop")
 
         return policy
@@ -84,7 +76,8 @@ def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     monkeypatch.setattr("minirl.samplers.huggingface.HfSampler.max_batch", 1)
     flags = ["tiny", "--model.path", str(tiny_folder), "--name", str(tmp_path / "tiny")]
     small = {"browser.width": 320, "browser.height": 240, "browser.browsers": 1, "browser.episodes": 2}
-    small |= {"eval.episodes": 12, "eval.max-steps": 6, "eval.temperature": 0, "eval.response-tokens": 12}
+    small |= {"eval.episodes": 8, "eval.max-steps": 6, "eval.temperature": 0, "eval.response-tokens": 12}
+    small["task.train"] = "shops:600-611"  # without effect, but quicker to make than the recipe's
     flags += [f"--{name}={value}" for name, value in small.items()]
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
 
@@ -94,12 +87,12 @@ def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
         eval_script.run(flags)
         return cast
 
-    assert len(play().begun) == 12
+    assert len(play().begun) == 8
     whole = folder.rename(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        play(interrupt_at=9)
+        play(interrupt_at=6)
     finished = [t.task.id for t in Run(folder).load_trajectories(name)]
-    assert 4 <= len(finished) < 9, "it was not in the middle"
+    assert 3 <= len(finished) < 6, "it was not in the middle"
     capsys.readouterr()
     rest = play()
     signal.signal(signal.SIGINT, usual)
@@ -109,7 +102,7 @@ def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     one, two = (read_results(place / f"results-{name}.json") for place in (whole, folder))
     assert one == two
     results = two.results
-    assert len(results) == 12 and sum(r.success for r in results) == 2
+    assert len(results) == 8 and sum(r.success for r in results) == 2
     assert sum(r.stop is Stop.SAMPLER_ERROR for r in results) == 1
     assert sum(r.stop is Stop.LENGTH for r in results) == 2, "the model's"
     dumps = [Run(place).load_trajectories(name) for place in (whole, folder)]
@@ -117,7 +110,7 @@ def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     assert texts[0] == texts[1] and [t.task.id for t in dumps[1]] == Cast.order
     (row,) = Run(folder).evals()
     assert {e["category"]: e["count"] for e in row["errors"]}["access"] == 1, "nobody answered"
-    assert sum(e["count"] for e in row["errors"]) == 12 - 2 and row["proxies"][-1]["rate"] == 1
+    assert sum(e["count"] for e in row["errors"]) == 8 - 2 and row["proxies"][-1]["rate"] == 1
     assert (folder / "report.html").is_file() and Run(folder).evals() == Run(whole).evals()
 
 
@@ -204,15 +197,8 @@ def test_what_differs_gets_a_label_of_its_own(tmp_path):
 
 
 def test_settings_tell_other_weights_prompts_and_tasks_apart(tmp_path):
-    names = (
-        "a/model.safetensors",
-        "a/chat_template.jinja",
-        "b/model.safetensors",
-        "prompt",
-        "other",
-        "own.py",
-    )
-    files = [tmp_path / name for name in names]
+    models = ("a/model.safetensors", "a/chat_template.jinja", "b/model.safetensors")
+    files = [tmp_path / name for name in (*models, "prompt", "other", "own.py")]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text("Be kind.")
@@ -241,9 +227,11 @@ def resolve(eval_script: ModuleType) -> Callable[..., EvalScriptConfig]:
     return lambda *flags: eval_script.read_config([*flags, "--model.path", "some/folder"])
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name)
-def test_a_protocols_settings_are_taken(resolve, protocol):
-    config = resolve("openwebrl-4b", "--protocol", protocol.name, "--browser.width", "640")
+@pytest.mark.parametrize("name", ["autowebworld-official", "screenspot-v2-official"])
+def test_a_protocols_settings_are_taken(resolve, name):
+    """tests/benchmarks/test_protocols.py applies them all."""
+    protocol = protocol_of(name)
+    config = resolve("openwebrl-4b", "--protocol", name, "--browser.width", "640")
     how, usual = config.eval, protocol.sampling
     assert (how.temperature, how.top_p, how.top_k) == (usual.temperature, usual.top_p, usual.top_k)
     assert (how.max_steps, how.response_tokens) == (protocol.max_steps, protocol.response_tokens)
@@ -285,7 +273,16 @@ def test_what_flags_mean_for_others(eval_script, resolve):
     assert (config.recipe, config.seeds) == ("tiny_text", (0, 1))
 
 
-# What a run of `tiny` had otherwise, by flag
+def change_run(folder: Path, values: dict[str, Any]) -> None:
+    """Give a run other settings, by flag."""
+    saved = Run(folder).config()
+    for name, value in values.items():
+        part, field = name.split(".")
+        saved[part][field] = value
+    Run(folder).write_config(saved)
+
+
+# What a run of `tiny` had otherwise
 ABLATED = {"agent.feedback": False, "agent.screenshots": 2, "browser.height": 720}
 ABLATED |= {"model.max_pixels": 9999, "eval.response_tokens": 80, "rollout.group": 4, "reward.by": "judge"}
 
@@ -294,11 +291,8 @@ ABLATED |= {"model.max_pixels": 9999, "eval.response_tokens": 80, "rollout.group
 def ablated(tmp_path: Path) -> Path:
     """A run that was trained with other settings than its recipe's."""
     run = tmp_path / "ablated"
-    saved = to_json(tiny())
-    for name, value in ABLATED.items():
-        part, field = name.split(".")
-        saved[part][field] = value
-    Run(run).write_config(saved)
+    Run(run).write_config(to_json(tiny()))
+    change_run(run, ABLATED)
     (run / "checkpoints" / "step_00004").mkdir(parents=True)
     return run
 
@@ -316,11 +310,11 @@ def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
     served = ["--sampler", "remote", "--endpoint.model", "x"]
     by_name = ["--name", str(ablated)]
     commands = [by_name, [*by_name, *served], ["tiny-text", *by_name], ["--model.path", checkpoint]]
-    for command in commands:
-        config = eval_script.read_config(command)
+    configs = [eval_script.read_config(command) for command in commands]
+    for config in configs:
         assert conditions(config) == trained
         assert (config.rollout, config.reward.by) == (RECIPES[config.recipe]().rollout, "task")
-    assert eval_script.read_config(by_name).model.path == checkpoint
+    assert configs[0].model.path == checkpoint
     flags = ["--agent.feedback", "--browser.height", "360"]
     assert conditions(eval_script.read_config([*by_name, *flags])) == [True, 2, 360, 9999, 80]
     other = ["--name", str(tmp_path / "nowhere"), "--model.path", "some/model"]
@@ -345,47 +339,40 @@ def test_what_is_unlike_the_run_is_named(eval_script, ablated):
     assert unlike_run(eval_script.read_config([*weights, *flags])) == expected, "the weights' own run"
 
 
+PROMPT = {"agent.prompt": "/etc/hosts"}
+REWARD = {"task.reward": "runs/ablated/evil.py:reward"}
 DOORS = {
-    "agent.prompt": "/etc/hosts",
     "browser.connect": ["cdp:http://127.0.0.1:9222"],
     "browser.private": True,
     "task.train": "/dev/zero",
     "task.heldout": "/dev/zero",
-    "task.reward": "runs/ablated/evil.py:reward",
     "task.reset": "http://10.0.0.1/",
     "task.servers": "/etc/hosts",
 }
 
 
-@pytest.mark.parametrize(("name", "value"), DOORS.items())
-def test_what_a_runs_folder_names_is_not_opened(eval_script, ablated, name, value):
+@pytest.mark.parametrize("doors", [DOORS, PROMPT, REWARD], ids=["doors", "prompt", "reward"])
+def test_what_a_runs_folder_names_is_not_opened(eval_script, ablated, doors):
     """It may come from anybody. That it was otherwise is told, or refused where it would be another agent."""
-    part, field = name.split(".")
-    saved = Run(ablated).config()
-    saved[part][field] = value
-    Run(ablated).write_config(saved)
+    change_run(ablated, doors)
     by_name = ["--name", str(ablated)]
     config = eval_script.read_config(by_name)
-    usual = to_json(tiny())[part][field]
-    assert to_json(config)[part][field] == usual
-    if name in ("agent.prompt", "task.reward"):
+    usual = flatten(to_json(tiny()))
+    assert {name: flatten(to_json(config))[name] for name in doors} == {name: usual[name] for name in doors}
+    if doors is not DOORS:
+        ((name, value),) = doors.items()
         with pytest.raises(ValueError, match=f"was trained with {name} {value}, .* give it again"):
             unlike_run(config)
-        config = eval_script.read_config([*by_name, f"--{name.replace('agent.', '')}", usual := "mine"])
-    assert unlike_run(config) == ([f"{name} {usual} ({value})"] if name != "task.heldout" else [])
+        config = eval_script.read_config([*by_name, f"--{name.replace('agent.', '')}", "mine"])
+        usual[name] = "mine"
+    told = [f"{name} {usual[name]} ({value})" for name, value in doors.items() if name != "task.heldout"]
+    assert sorted(unlike_run(config)) == sorted(told)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "null",
-        '{"agent": [[]]}',
-        "[" * 100_000,
-        '{"a":' * 500 + "1" + "}" * 500,
-        '{"agent": {"kind": 3}}',
-    ],
-)
+DEEP = ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500]
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"agent": [[]]}', *DEEP, '{"agent": {"kind": 3}}'])
 def test_a_config_that_is_none_is_one_line(eval_script, ablated, text):
     (ablated / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config.json can't be used: [^\n]*$"):
@@ -396,9 +383,7 @@ def test_a_config_that_is_none_is_one_line(eval_script, ablated, text):
 
 
 def test_a_run_with_settings_of_another_version_is_refused(eval_script, ablated):
-    saved = Run(ablated).config()
-    saved["agent"]["history"] = "all"
-    Run(ablated).write_config(saved)
+    change_run(ablated, {"agent.history": "all"})
     with pytest.raises(ValueError, match="ablated was made by another version, with agent.history; evaluate"):
         eval_script.read_config(["--name", str(ablated)])
 
@@ -409,7 +394,6 @@ def test_a_run_with_settings_of_another_version_is_refused(eval_script, ablated)
         (["--protocol", "webarena-lite-official"], True),
         (["webagent-r1-3b"], True),
         (["--reward.after", "any"], True),
-        (["tiny-text"], False),
         (["webagent-r1-3b", "--protocol", "webvoyager-official"], False),
     ],
 )

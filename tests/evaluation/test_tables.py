@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from endpoint_server import say as says
@@ -24,6 +25,7 @@ from minirl.types import Stop, Task, Trajectory
 
 WEBVOYAGER = protocol_of("webvoyager-official")
 WITHOUT = protocol_of("webvoyager-without-aborted")
+TASK = Task("a", "", "http://a.test/")
 
 
 def result(i: int, stop: Stop = Stop.DONE, success: bool = False, **more) -> Result:
@@ -121,7 +123,7 @@ def test_screenspots_kinds_are_crossed_with_its_platforms(capsys, monkeypatch):
     assert "0, a" not in {row[0] for row in rows(capsys)}, "14 rows say little"
 
 
-def test_a_mean_of_kinds(capsys):
+def test_a_mean_of_kinds_or_of_sites_is_called_one(capsys):
     """AutoWebWorld's table 5: icon 8.8 and text 46.1 are 27.5 in the mean; by samples 31.9."""
     results = screenspot({("linux", "icon"): (53, 604), ("linux", "text"): (450, 977)})
     show(results, replace(WEBVOYAGER, average="kinds"))
@@ -129,6 +131,10 @@ def test_a_mean_of_kinds(capsys):
     assert "success: 27.4% (" in printed and "the mean of kinds, 503 of 1581 episodes" in printed
     show(results, WEBVOYAGER)
     assert "success: 31.8% (" in capsys.readouterr().out
+    results = screenspot({("Apple", ""): (3, 4), ("ArXiv", ""): (0, 2)})
+    show(results, protocol_of("autowebworld-official"))
+    printed = capsys.readouterr().out
+    assert "success: 37.5% (" in printed and "the mean of sites, 3 of 6 episodes of 6 tasks" in printed
 
 
 def test_success_within_so_many_turns(capsys):
@@ -153,15 +159,6 @@ def test_what_was_aborted_late_had_used_up_a_smaller_budget(capsys):
     results += [result(6, Stop.BLOCKED, steps=5), result(7, Stop.BLOCKED, steps=6)]
     curve(results, (5, 30), UNNAMED)
     assert [row[3] for row in rows(capsys)] == ["4", "1"], "a blocked episode took all of its turns"
-
-
-def test_a_mean_over_sites_is_called_one(capsys):
-    results = [result(i, success=i < 3, site="Apple") for i in range(4)]
-    results += [result(i, site="ArXiv") for i in range(4, 6)]
-    macro = protocol_of("autowebworld-official")
-    show(results, macro)
-    printed = capsys.readouterr().out
-    assert "success: 37.5% (" in printed and "the mean of sites, 3 of 6 episodes of 6 tasks" in printed
 
 
 def write(path: Path, results: list[Result], protocol=WEBVOYAGER, **config) -> Path:
@@ -219,7 +216,8 @@ async def test_every_episode_is_billed_for_what_it_asked(monkeypatch):
 
         worker = make_worker(tiny(), sampler=Idle())
         monkeypatch.setattr("minirl.rollout.Episode", Asking)
-        places, done = [(Task("a", "", "http://a.test/"), member) for member in (2, 0, 3)], []
+        done = []
+        places = [(TASK, member) for member in (2, 0, 3)]
         ended = await worker.evaluate(places, "eval", 3, lambda n: None, done.append)
         assert [t.member for t in ended] == [2, 0, 3] and sorted(t.member for t in done) == [0, 2, 3]
         assert [t.dollars for t in ended] == pytest.approx([2 * price, 0, 3 * price])
@@ -232,15 +230,7 @@ async def test_every_episode_is_billed_for_what_it_asked(monkeypatch):
 
 async def test_a_disk_that_is_full_is_one_error_not_a_group():
     worker = make_worker(tiny(), sampler=Idle())
-
-    async def episode(task, member, policy, max_steps, **_):
-        return Trajectory(task, member)
-
-    def full(trajectory: Trajectory) -> None:
-        raise OSError(28, "No space left on device")
-
-    worker.episode = episode
+    worker.episode = AsyncMock(return_value=Trajectory(TASK, 0))
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):
-        await worker.evaluate(
-            [(Task("a", "", "http://a.test/"), 0)] * 3, "e", 1, lambda n: None, on_done=full
-        )
+        await worker.evaluate([(TASK, 0)] * 3, "e", 1, lambda n: None, on_done=full)
