@@ -1,8 +1,10 @@
 """The text agent's language: what is read, what is refused, and what each action does in Chromium."""
 
+import asyncio
 import sys
 import time
 import warnings
+from unittest.mock import AsyncMock
 
 import pytest
 import pytest_asyncio
@@ -196,10 +198,8 @@ async def test_type_replaces_search_sends_and_an_option_is_chosen_by_a_part_of_i
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        (f'do(action="Select Dropdown Option", argument="three", element="{LIST}")', "does not take 'three'"),
         (f'do(action="Select Dropdown Option", argument="B", element="{BUTTON}")', "no dropdown list"),
-        ('do(action="Click", element="99")', "no element 99"),
-        ('do(action="Switch Tab", argument="7")', "no tab 7"),
+        ('do(action="Click", element="99")', "there is no element 99"),
     ],
 )
 async def test_what_cannot_be_done_is_a_failure(session, action, reason):
@@ -246,10 +246,11 @@ async def test_back_and_forward(session):
         assert session.page.url.endswith(page)
 
 
-async def test_wait_and_exit(session):
-    start = time.monotonic()
+async def test_wait_and_exit(session, monkeypatch):
+    sleep = AsyncMock()
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     assert "waited 3 seconds" in await do(session, 'do(action="Wait")')
-    assert time.monotonic() - start >= 3
+    sleep.assert_any_await(3)
     agent, (call,) = WebAgentR1Agent(AgentConfig(kind="text")), parse('exit(message="4")').calls
     assert agent.final_call == (call.name, *call.arguments) and "Response: 4" in await agent.act(
         session, call

@@ -131,19 +131,15 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case,
     assert trajectory.final_state["title"] == title
 
 
+GIVEN_UP = READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"]
+
+
 @pytest.mark.parametrize(
     ("path", "spot", "seconds"),
     [
         ("/late-frame", "late-frame", 1.5),
         ("/leaving", "no-content", 1.5),
-        pytest.param(
-            *(
-                "/leaving",
-                "never-page",
-                READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5,
-            ),
-            marks=pytest.mark.more,
-        ),
+        pytest.param("/leaving", "never-page", GIVEN_UP + 1.5, marks=pytest.mark.more),
         ("/leaving", "fetch-and-leave", 1.5),
         ("/sandboxed", "sandboxed", 1.5),
         pytest.param("/ticking", "ticking", 1.5, marks=pytest.mark.more),
