@@ -132,7 +132,6 @@ IN_TAGS = [  # responses, behind a thought that is closed, and their calls
     (tags("wait", seconds="2").replace("\n", "\n  "), [WAIT]),
     (tags("wait", seconds="2").replace("</parameter>\n", ""), [WAIT]),
     (tags("wait", seconds="2").replace("</function>\n", ""), [WAIT]),
-    (tags("go_back") + "<tool_call>\n<function=wait>", [BACK]),
     (tags("go_back") + call("wait", seconds=2), [BACK, WAIT]),
     (tags("fly", to="home"), [Call("fly", {"to": "home"})]),
     (tags("wait", minutes="2"), [Call("wait", {"minutes": "2"})]),
@@ -162,8 +161,6 @@ def test_a_model_that_writes_tags_is_shown_them(preprocessor):
 
 def test_which_calls_of_a_response_are_made():
     """Several keep their order; not those within the thought or cut off; a bad one stands in its place."""
-    text = "Search.</think>" + call("click", point_2d=[500, 120]) + "\n" + call("write", message="red mug")
-    assert parse(text).calls == (CLICK, Call("write", {"message": "red mug"}))
     assert parse(f"Should I {call('go_back')}?</think>{call('new_tab')}").calls == (Call("new_tab"),)
     assert parse(f"x</think>{call('go_back')}<tool_call>{{").calls == (Call("go_back"),)
     parsed = parse(f"x</think>{call('go_back')}{call('fly')}<tool_call>?</tool_call>{call('new_tab')}")
@@ -185,8 +182,7 @@ def test_which_calls_of_a_response_are_made():
         ("press_keys", {"keys": "Enter"}, {"keys": ["Enter"], "is_hotkey": False, "presses": 1}),
         ("press_keys", {"keys": ["a"], "is_hotkey": "True", "presses": 2},
          {"keys": ["a"], "is_hotkey": True, "presses": 2}),
-        # a list that is written as a text, and a text that looks like one
-        ("hover", {"point_2d": "[500, 120]"}, {"point_2d": [500, 120]}),
+        # a text that looks like a list; those that are written as texts are in IN_TAGS
         ("press_keys", {"keys": "["}, {"keys": ["["], "is_hotkey": False, "presses": 1}),
         ("write", {"message": "[1, 2]"}, {"message": "[1, 2]"}),
         # the edges of the screen are on it, and so is a part of a thousandth
