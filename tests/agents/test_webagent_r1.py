@@ -257,13 +257,12 @@ async def test_wait_and_exit(session, monkeypatch):
     )
 
 
-async def test_a_page_that_hangs_is_revived(pool, monkeypatch):
-    async with pool.session() as session:
-        monkeypatch.setattr("minirl.browser.readiness.CALL_SECONDS", 1.0)
-        await session.page.set_content("<button onclick='setTimeout(() => { for (;;); })'>Spin</button>")
-        await webagent_r1.observe(session)
-        await session.page.evaluate("document.querySelector('button').click()")
-        assert "Spin" in (await webagent_r1.observe(session)).page_text
+async def test_a_page_that_hangs_is_revived(session, monkeypatch):
+    monkeypatch.setattr("minirl.browser.readiness.CALL_SECONDS", 1.0)
+    await session.page.set_content("<button onclick='setTimeout(() => { for (;;); })'>Spin</button>")
+    await webagent_r1.observe(session)
+    await session.page.evaluate("document.querySelector('button').click()")
+    assert "Spin" in (await webagent_r1.observe(session)).page_text
 
 
 async def test_a_click_without_effect_is_told_without_a_picture(session, monkeypatch):
