@@ -252,9 +252,8 @@ async def test_wait_and_exit(session, monkeypatch):
     assert "waited 3 seconds" in await do(session, 'do(action="Wait")')
     sleep.assert_any_await(3)
     agent, (call,) = WebAgentR1Agent(AgentConfig(kind="text")), parse('exit(message="4")').calls
-    assert agent.final_call == (call.name, *call.arguments) and "Response: 4" in await agent.act(
-        session, call
-    )
+    assert agent.final_call == (call.name, *call.arguments)
+    assert "Response: 4" in await agent.act(session, call)
 
 
 async def test_a_page_that_hangs_is_revived(session, monkeypatch):

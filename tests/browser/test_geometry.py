@@ -45,6 +45,7 @@ def component(mode: str, inside: str, light: str = "") -> str:
 
 TALL = '<div style="height: 3000px; background: linear-gradient(red, blue)">tall</div>'
 AREA = "position: absolute; inset: 0; overflow: auto"
+SLOT = f'<div style="{AREA}"><slot></slot></div>'
 CLIPPED = "<style>html { height: 100%; overflow: hidden } body { height: 100%; overflow: auto }</style>"
 LISTENS = """<style>html, body { height: 100%; overflow: hidden }</style><div id="d"></div><script>
   let n = 0; const draw = () => { d.innerHTML = 'at ' + n; };
@@ -64,10 +65,8 @@ SCROLLING = {
     "a body that is cut on one side": CLIPPED.replace("overflow", "overflow-x") + TALL,
     "an open component": component("open", f'<div style="{AREA}">{TALL}</div>'),
     "a closed component": component("closed", f'<div style="{AREA}">{TALL}</div>'),
-    "what is given to a component": component("closed", f'<div style="{AREA}"><slot></slot></div>', TALL),
-    "an open component that is given text": component(
-        "open", f'<div style="{AREA}"><slot></slot></div>', TALL
-    ),
+    "what is given to a component": component("closed", SLOT, TALL),
+    "an open component that is given text": component("open", SLOT, TALL),
     "a page that listens": LISTENS,
     "rows that come": ROWS,
     "a canvas": CANVAS,

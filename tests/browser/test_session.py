@@ -216,15 +216,6 @@ async def test_feedback_reads_as_in_the_papers_table_5(session):
         assert re.fullmatch(pattern, line), line
 
 
-async def test_goto_and_back(session, site):
-    line = await do(session, "goto_url", url=f"{site}/two")
-    assert line == f"Succeed: `goto_url` navigated to {site}/two."
-    assert await do(session, "go_back") == "Succeed: `go_back` executed."
-    with pytest.raises(ToolFailure, match="there is no earlier page"):
-        await do(session, "go_back")
-        await do(session, "go_back")
-
-
 async def test_other_schemes_and_what_does_not_answer_are_the_agents_news(session, site):
     for url in ("file:///etc/passwd", "javascript:document.title='x'", "data:text/html,x", "chrome://crash"):
         with pytest.raises(ToolFailure, match="only http and https"):
