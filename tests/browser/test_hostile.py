@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -37,6 +38,7 @@ CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, act
 AGENT = AgentConfig(brief=True, response_tokens=1000, context_tokens=32768)
 RUN = replace(tiny(), agent=AGENT, browser=CONFIG)
 HOSTILE = tomllib.loads((Path(__file__).parents[1] / "data/hostile.toml").read_text())
+NO_IMAGES = SimpleNamespace(put=lambda png: "")  # keeps no screenshot
 CASES, ROUTES = HOSTILE["cases"], HOSTILE["routes"]
 
 
@@ -80,13 +82,6 @@ def script(preprocessor: Preprocessor, *calls: str) -> Callable[[int, Prompt, Se
     return policy
 
 
-class Images(dict):
-    """Keeps no screenshot."""
-
-    def put(self, png: bytes) -> str:
-        return ""
-
-
 async def titled(task: Task, session: Session, answer: str) -> Score:
     return Score(1.0, {"title": await session.do(session.page.title())})
 
@@ -96,7 +91,7 @@ def play(pool: BrowserPool, preprocessor: Preprocessor, site: str) -> Callable[.
     """`play("/two", "click SPOT", ...)`: the trajectory of an episode that takes these steps."""
 
     async def play(path: str, *steps: str, browsers: Any = pool, config: Any = RUN) -> Trajectory:
-        worker = make_worker(config, preprocessor, None, browsers, Images(), Scored(titled))
+        worker = make_worker(config, preprocessor, None, browsers, NO_IMAGES, Scored(titled))
         task = Task(path, "Do it.", path if "://" in path else site + path)
         calls = [made(step, site) for step in steps]
         return await worker.episode(task, 0, script(preprocessor, *calls), len(calls) + 1)
@@ -253,7 +248,7 @@ async def test_a_crash_ends_the_episode(pool, site, preprocessor):
         crashing.add_done_callback(lambda crashed: crashed.exception())
         return await script(preprocessor, made("click crash"))(0, prompt, session)
 
-    worker = make_worker(RUN, preprocessor, None, pool, Images(), Scored(titled))
+    worker = make_worker(RUN, preprocessor, None, pool, NO_IMAGES, Scored(titled))
     trajectory = await worker.episode(Task("crash", "Do it.", f"{site}/crash"), 0, crash, 3)
     assert (trajectory.stop, trajectory.valid) == (Stop.ENV_ERROR, False), trajectory.error
 
