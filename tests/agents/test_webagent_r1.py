@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 import warnings
+from functools import partial
 from unittest.mock import AsyncMock
 
 import pytest
@@ -247,7 +248,7 @@ async def test_back_and_forward(session):
 
 
 async def test_wait_and_exit(session, monkeypatch):
-    sleep = AsyncMock()
+    sleep = AsyncMock(side_effect=partial(asyncio.sleep, 0))  # notes how long, and sleeps not at all
     monkeypatch.setattr(asyncio, "sleep", sleep)
     assert "waited 3 seconds" in await do(session, 'do(action="Wait")')
     sleep.assert_any_await(3)
