@@ -43,7 +43,6 @@ def agent(folder) -> AutoWebWorldAgent:
 @pytest.mark.parametrize(
     ("said", "calls"),
     [
-        ("click(start_box='(412,96)')", [Call("click", {"coordinate": [412, 96]})]),
         ("click(start_box='<|box_start|>(10,20)<|box_end|>')", [Call("click", {"coordinate": [10, 20]})]),
         ("click(point='<point>10 20</point>')", [Call("click", {"coordinate": [10, 20]})]),
         ("click(start_box='(10,20,30,41)')", [Call("click", {"coordinate": [20, 30.5]})]),
@@ -79,7 +78,6 @@ async def test_what_ui_tars_says_is_read(said, calls):
         ("{'action': 'press_enter'}", Call("press_enter")),
         ("{'action': 'scroll', 'value': up}", Call("scroll", {"value": "up"})),
         ("{'action': 'hotkey', 'value': 'Control + A'}", Call("hotkey", {"value": "Control + A"})),
-        ("{'action': 'hotkey', 'value': 'Delete'}", Call("hotkey", {"value": "Delete"})),
         ("{'action': 'wait', 'time': 3}", Call("wait")),
         ("{'action': 'answer', 'text': 42}", Call("answer", {"text": "42"})),
         ('{"action": "press_enter"}', Call("press_enter")),  # JSON
@@ -185,7 +183,7 @@ async def test_a_model_that_cannot_see_is_refused(preprocessor, kind):
         make_agent(Config("", agent=AgentConfig(kind)), replace(preprocessor, images=None))
 
 
-async def test_each_action_does_in_the_browser_what_it_says(agent, session):
+async def test_each_action_does_in_the_browser_what_it_says(agent, session, monkeypatch):
     """The button is 20 pixels wide and high: with the other axis's factor, or none, a click misses it."""
     page = session.page
     await page.set_content(PAGE)
@@ -214,12 +212,11 @@ async def test_each_action_does_in_the_browser_what_it_says(agent, session):
     assert await page.evaluate("scrollY") == 90
     await do(action="scroll", value="up")
     assert await page.evaluate("scrollY") == 0
-    assert await agent.act(session, Call("wait")) != ""
+    monkeypatch.setattr("minirl.agents.openwebrl_actions.MAX_WAIT_SECONDS", 0.1)
+    assert "waited 0.1 seconds" in await agent.act(session, Call("wait"))
     answer = Call("answer", {"text": "42"})
     await agent.act(session, answer)
     assert agent.final_call == (answer.name, *answer.arguments)
-    with pytest.raises(ToolFailure, match="direction must be one of"):
-        await agent.act(session, Call("scroll", {"value": "sideways"}))
 
 
 async def test_every_action_of_a_record_can_be_said():

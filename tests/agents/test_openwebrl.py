@@ -97,24 +97,9 @@ def test_a_thought_and_a_call(text):
             Call("write", {"message": '"it\'s"\n\ttwo\nlamps'}),
         ),
         ('\n```json\n{"name": "go_back", "arguments": {}}\n```\n', Call("go_back")),
-        ("\n<function=go_back>\n</function>\n", Call("go_back")),
-        ("<function=wait><parameter=seconds>2</parameter></function>", Call("wait", {"seconds": 2})),
-        (
-            "\n<function=write>\n<parameter=message>\nTwo <b>\n\n[lamps]\n</parameter>\n</function>\n",
-            Call("write", {"message": "Two <b>\n\n[lamps]"}),
-        ),
-        (
-            '<function=press_keys>\n<parameter=keys>\n["Control", "a"]\n</parameter>\n<parameter=is_hotkey>\n'
-            "true\n</parameter>\n</function>",
-            Call("press_keys", {"keys": ["Control", "a"], "is_hotkey": True, "presses": 1}),
-        ),
-        (
-            "<function=hover>\n<parameter=point_2d>\n[500, 120]\n</parameter>\n</function>",
-            Call("hover", {"point_2d": [500, 120]}),
-        ),
     ],
-    ids=["line breaks and tabs", "fence", "tags", "number", "text", "keys", "point"],
-)  # fmt: skip
+    ids=["line breaks and tabs", "fence"],
+)
 def test_other_forms_of_a_call(block, made):
     assert parse(f"so</think><tool_call>{block}</tool_call>") == Parsed("so", (made,))
 
@@ -129,39 +114,24 @@ BACK = Call("go_back")
 WAIT = Call("wait", {"seconds": 2})
 CLICK = Call("click", {"point_2d": [500, 120], "clicks": 1, "button": "left"})
 HOTKEY = Call("press_keys", {"keys": ["Control", "a"], "is_hotkey": True, "presses": 1})
-RIGHT = Call("click", CLICK.arguments | {"button": "right"})
-ENTER = Call("press_keys", {"keys": ["Enter"], "is_hotkey": False, "presses": 1})
 IN_TAGS = [  # responses, behind a thought that is closed, and their calls
     (tags("go_back"), [BACK]),
     (tags("wait", seconds="2"), [WAIT]),
-    (tags("wait", seconds="2.0"), [WAIT]),
-    (tags("wait", seconds=" 2 "), [WAIT]),
     (tags("click", point_2d="[500, 120]"), [CLICK]),
-    (tags("click", point_2d="[ 500,120 ]"), [CLICK]),
     (tags("click", point_2d="[\n500,\n120\n]"), [CLICK]),
-    (tags("click", x="500", y="120"), [CLICK]),
-    (tags("click", point_2d="[500, 120]", button="right"), [RIGHT]),
     (tags("click", point_2d="[500, 120]", clicks="2"), [Call("click", CLICK.arguments | {"clicks": 2})]),
-    (tags("write", message="Two lamps\nOne chair"), [Call("write", {"message": "Two lamps\nOne chair"})]),
+    (tags("write", message="Two <b>\n\n[lamps]"), [Call("write", {"message": "Two <b>\n\n[lamps]"})]),
     (tags("write", message="\tLamp \n"), [Call("write", {"message": "\tLamp \n"})]),
     (tags("write", message='{"name": "wait"}'), [Call("write", {"message": '{"name": "wait"}'})]),
     (tags("write", message="a < b > c & d"), [Call("write", {"message": "a < b > c & d"})]),
     (tags("write", message="true"), [Call("write", {"message": "true"})]),
     (tags("write", message=""), [Call("write", {"message": ""})]),
-    (tags("press_keys", keys='["Control", "a"]', is_hotkey="True"), [HOTKEY]),
     (tags("press_keys", keys='["Control", "a"]', is_hotkey="true"), [HOTKEY]),
-    (tags("press_keys", keys="Enter"), [ENTER]),
-    (tags("done", response="1. Lamp\n2. Chair"), [Call("done", {"response": "1. Lamp\n2. Chair"})]),
     (tags("go_back") + "\n" + tags("wait", seconds="2"), [BACK, WAIT]),
-    (tags("go_back") + tags("go_back"), [BACK, BACK]),
-    ("I go back.\n\n" + tags("go_back"), [BACK]),
-    (tags("go_back") + " So it is.", [BACK]),
-    (tags("go_back").replace("\n", ""), [BACK]),
     (tags("wait", seconds="2").replace("\n", ""), [WAIT]),
     (tags("wait", seconds="2").replace("\n", "\n  "), [WAIT]),
     (tags("wait", seconds="2").replace("</parameter>\n", ""), [WAIT]),
     (tags("wait", seconds="2").replace("</function>\n", ""), [WAIT]),
-    (tags("go_back") + "<tool_call>\n<function=wait>", [BACK]),
     (tags("go_back") + call("wait", seconds=2), [BACK, WAIT]),
     (tags("fly", to="home"), [Call("fly", {"to": "home"})]),
     (tags("wait", minutes="2"), [Call("wait", {"minutes": "2"})]),
@@ -191,9 +161,6 @@ def test_a_model_that_writes_tags_is_shown_them(preprocessor):
 
 def test_which_calls_of_a_response_are_made():
     """Several keep their order; not those within the thought or cut off; a bad one stands in its place."""
-    text = "Search.</think>" + call("click", point_2d=[500, 120]) + "\n" + call("write", message="red mug")
-    clicked = Call("click", {"point_2d": [500, 120], "clicks": 1, "button": "left"})
-    assert parse(text).calls == (clicked, Call("write", {"message": "red mug"}))
     assert parse(f"Should I {call('go_back')}?</think>{call('new_tab')}").calls == (Call("new_tab"),)
     assert parse(f"x</think>{call('go_back')}<tool_call>{{").calls == (Call("go_back"),)
     parsed = parse(f"x</think>{call('go_back')}{call('fly')}<tool_call>?</tool_call>{call('new_tab')}")
@@ -215,8 +182,7 @@ def test_which_calls_of_a_response_are_made():
         ("press_keys", {"keys": "Enter"}, {"keys": ["Enter"], "is_hotkey": False, "presses": 1}),
         ("press_keys", {"keys": ["a"], "is_hotkey": "True", "presses": 2},
          {"keys": ["a"], "is_hotkey": True, "presses": 2}),
-        # a list that is written as a text, and a text that looks like one
-        ("hover", {"point_2d": "[500, 120]"}, {"point_2d": [500, 120]}),
+        # a text that looks like a list; those that are written as texts are in IN_TAGS
         ("press_keys", {"keys": "["}, {"keys": ["["], "is_hotkey": False, "presses": 1}),
         ("write", {"message": "[1, 2]"}, {"message": "[1, 2]"}),
         # the edges of the screen are on it, and so is a part of a thousandth
@@ -266,12 +232,10 @@ WRONG = [
       for point in ([0.52, 0.33], [1, 0.5], ["0.1", "0"])),
     ("hover", {"x": 0.5, "y": 0.25}, "point_2d: .*no_fraction.* from 0 to 1000"),
     ("CLICK", {}, f"there is no such tool; the tools are {', '.join(NEEDED)}"),
-    ("go_back", {"times": 2}, "times: Extra inputs are not permitted"),
     ("click", {"x": 1, "point_2d": [1, 2]}, "x: Extra inputs are not permitted"),
     ("click", [500, 120], "point_2d: Field required"),
     ("wait", {"seconds": "soon"}, "seconds.*: Input should be a valid number"),
     ("write", {"message": 5}, "message: Input should be a valid string"),
-    ("press_keys", {"keys": [1]}, "keys.0: Input should be a valid string"),
     ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "is_hotkey: Input should be"),
 ]  # fmt: skip
 
@@ -329,9 +293,8 @@ def test_very_long_responses():
     assert "no complete <tool_call>" in parse("x</think>" + "<tool_call>" * n).error
     assert "not valid JSON" in parse("x</think>" + "<tool_call>" * n + "</tool_call>").error
     for text in ("[", '{"', "<function=a><parameter=", '["', "<function=" + "<parameter=b>"):
-        assert "tool call is" in (
-            parse(f"x</think><tool_call>{text * n}</tool_call>").error or "tool call is"
-        )
+        error = parse(f"x</think><tool_call>{text * n}</tool_call>").error
+        assert error is None or "tool call is" in error
     assert parse(f"x</think>{call('hover', point_2d='[' * n + ']' * n)}").calls[0].name == "hover"
     assert parse("<think>" * n + "</think>" + call("go_back")).calls == (Call("go_back"),)
     assert len(parse("x</think>" + call("go_back") * n).calls) == n

@@ -5,14 +5,14 @@ import contextlib
 import json
 import random
 import tomllib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-import pytest_asyncio
 from hostile import HEIGHT, SPOTS, WIDTH, hits, point, serve
 from pages import call, carry_out, contexts, do, loads, observe
 from workers import Scored, make_worker
@@ -34,10 +34,11 @@ LIMITS = {
     "minirl.browser.session.SCREENSHOT_SECONDS": 5.0,
     "minirl.browser.readiness.CALL_SECONDS": 2.0,
 }
-BROWSER = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, action_seconds=12)
+CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, action_seconds=12)
 AGENT = AgentConfig(brief=True, response_tokens=1000, context_tokens=32768)
-CONFIG = replace(tiny(), agent=AGENT, browser=BROWSER)
+RUN = replace(tiny(), agent=AGENT, browser=CONFIG)
 HOSTILE = tomllib.loads((Path(__file__).parents[1] / "data/hostile.toml").read_text())
+NO_IMAGES = SimpleNamespace(put=lambda png: "")  # keeps no screenshot
 CASES, ROUTES = HOSTILE["cases"], HOSTILE["routes"]
 
 
@@ -55,12 +56,6 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def site() -> Iterator[str]:
     with serve() as address:
         yield address
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool() -> AsyncIterator[BrowserPool]:
-    async with BrowserPool(BROWSER) as pool:
-        yield pool
 
 
 def made(step: str, site: str = "") -> str:
@@ -87,13 +82,6 @@ def script(preprocessor: Preprocessor, *calls: str) -> Callable[[int, Prompt, Se
     return policy
 
 
-class Images(dict):
-    """Keeps no screenshot."""
-
-    def put(self, png: bytes) -> str:
-        return ""
-
-
 async def titled(task: Task, session: Session, answer: str) -> Score:
     return Score(1.0, {"title": await session.do(session.page.title())})
 
@@ -102,8 +90,8 @@ async def titled(task: Task, session: Session, answer: str) -> Score:
 def play(pool: BrowserPool, preprocessor: Preprocessor, site: str) -> Callable[..., Any]:
     """`play("/two", "click SPOT", ...)`: the trajectory of an episode that takes these steps."""
 
-    async def play(path: str, *steps: str, browsers: Any = pool, config: Any = CONFIG) -> Trajectory:
-        worker = make_worker(config, preprocessor, None, browsers, Images(), Scored(titled))
+    async def play(path: str, *steps: str, browsers: Any = pool, config: Any = RUN) -> Trajectory:
+        worker = make_worker(config, preprocessor, None, browsers, NO_IMAGES, Scored(titled))
         task = Task(path, "Do it.", path if "://" in path else site + path)
         calls = [made(step, site) for step in steps]
         return await worker.episode(task, 0, script(preprocessor, *calls), len(calls) + 1)
@@ -120,7 +108,7 @@ def marked(value: Any, more: bool) -> Any:
 async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case, monkeypatch):
     path, steps, title = CASES[case]["path"], CASES[case]["steps"], CASES[case]["title"]
     if CASES[case].get("patient"):
-        monkeypatch.setattr(pool, "config", replace(BROWSER, action_seconds=45))
+        monkeypatch.setattr(pool, "config", replace(CONFIG, action_seconds=45))
     trajectory = await play(path, *(step for step, _ in steps))
     assert (trajectory.stop, trajectory.valid) == (Stop.DONE, True), trajectory.error
     for turn, (_, expected) in zip(trajectory.turns, steps, strict=False):
@@ -131,84 +119,75 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case,
     assert trajectory.final_state["title"] == title
 
 
+GIVEN_UP = READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"]
+
+
 @pytest.mark.parametrize(
     ("path", "spot", "seconds"),
     [
         ("/late-frame", "late-frame", 1.5),
         ("/leaving", "no-content", 1.5),
-        pytest.param(
-            *(
-                "/leaving",
-                "never-page",
-                READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5,
-            ),
-            marks=pytest.mark.more,
-        ),
+        pytest.param("/leaving", "never-page", GIVEN_UP + 1.5, marks=pytest.mark.more),
         ("/leaving", "fetch-and-leave", 1.5),
         ("/sandboxed", "sandboxed", 1.5),
         pytest.param("/ticking", "ticking", 1.5, marks=pytest.mark.more),
         ("/polling", "polling", 1.5),
     ],
 )
-async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, seconds):
+async def test_nothing_is_waited_for_that_will_not_come(session, site, path, spot, seconds):
     """Neither now nor by the next call: the limits are far below the caps, which are the alternative. A page
     that never rests may wait for its cap once."""
-    async with pool.session() as session:
-        await session.start(site + path)
-        for _ in range(2 if path in ("/ticking", "/polling") else 0):
-            await carry_out(session, made('press_keys {"keys": ["Tab"]}'))
-        for step in ('press_keys {"keys": ["Tab"]}', f"click {spot}", 'hover {"point_2d": [900, 900]}'):
-            begun = asyncio.get_running_loop().time()
-            await carry_out(session, made(step))
-            assert asyncio.get_running_loop().time() - begun < seconds
+    await session.start(site + path)
+    for _ in range(2 if path in ("/ticking", "/polling") else 0):
+        await carry_out(session, made('press_keys {"keys": ["Tab"]}'))
+    for step in ('press_keys {"keys": ["Tab"]}', f"click {spot}", 'hover {"point_2d": [900, 900]}'):
+        begun = asyncio.get_running_loop().time()
+        await carry_out(session, made(step))
+        assert asyncio.get_running_loop().time() - begun < seconds
 
 
 @pytest.mark.more
-async def test_an_address_that_never_rests_is_not_waited_for_without_end(pool, site):
-    async with pool.session() as session:
-        await session.start(f"{site}/bounce")
-        line = await carry_out(session, made('wait {"seconds": 0.3}'))
-        assert f"Page navigated to {site}/bounce?n=" in line
+async def test_an_address_that_never_rests_is_not_waited_for_without_end(session, site):
+    await session.start(f"{site}/bounce")
+    line = await carry_out(session, made('wait {"seconds": 0.3}'))
+    assert f"Page navigated to {site}/bounce?n=" in line
 
 
-async def test_a_tab_that_closes_before_the_browser_has_answered_was_clicked_all_the_same(pool, site):
-    async with pool.session() as session:
-        await session.start(site + "/popup")
-        await carry_out(session, made("click popup-close"))
-        closing, click = session.page, session.page.mouse.click
+async def test_a_tab_that_closes_before_the_browser_has_answered_was_clicked_all_the_same(session, site):
+    await session.start(site + "/popup")
+    await carry_out(session, made("click popup-close"))
+    closing, click = session.page, session.page.mouse.click
 
-        async def click_and_lose(*args: Any, **options: Any) -> None:
-            await click(*args, **options)
-            await closing.close()
-            await closing.title()  # raises, as the click does where the browser is slow to answer
+    async def click_and_lose(*args: Any, **options: Any) -> None:
+        await click(*args, **options)
+        await closing.close()
+        await closing.title()  # raises, as the click does where the browser is slow to answer
 
-        session.page.mouse.click = click_and_lose
-        line = await carry_out(session, made("click close"))
-        assert "The tab closed; the current one is at" in str(line)
+    session.page.mouse.click = click_and_lose
+    line = await carry_out(session, made("click close"))
+    assert "The tab closed; the current one is at" in str(line)
 
 
-async def test_scrolling_in_a_frame_leaves_the_page_around_it_and_an_endless_address_is_cut(pool, site):
+async def test_scrolling_in_a_frame_leaves_the_page_around_it_and_an_endless_address_is_cut(session, site):
     """Else a page could use up the context, and that would count as the agent's fault."""
-    async with pool.session() as session:
-        await session.start(f"{site}/frame-scroll")
-        await carry_out(session, made("scroll-at frame-scroll"))
-        assert await session.page.evaluate("scrollY") == 0
-        assert await session.page.frames[1].evaluate("scrollY") == HEIGHT / 2
-        await session.goto(f"{site}/long-address")
-        assert len(session.page.url) > 100_000 and len((await observe(session)).text) < 1000
+    await session.start(f"{site}/frame-scroll")
+    await carry_out(session, made("scroll-at frame-scroll"))
+    assert await session.page.evaluate("scrollY") == 0
+    assert await session.page.frames[1].evaluate("scrollY") == HEIGHT / 2
+    await session.goto(f"{site}/long-address")
+    assert len(session.page.url) > 100_000 and len((await observe(session)).text) < 1000
 
 
-async def test_closing_a_tab_when_all_have_closed_themselves(pool, site):
-    async with pool.session() as session:
-        await session.start(f"{site}/popup")
-        await carry_out(session, made("click popup"))
-        popup = session.page
-        await do(session, "switch_tab", tab_index=0)
+async def test_closing_a_tab_when_all_have_closed_themselves(session, site):
+    await session.start(f"{site}/popup")
+    await carry_out(session, made("click popup"))
+    popup = session.page
+    await do(session, "switch_tab", tab_index=0)
+    await do(session, "close_tab")
+    await popup.close()
+    with pytest.raises(BrowserFault, match="closed itself") as caught:
         await do(session, "close_tab")
-        await popup.close()
-        with pytest.raises(BrowserFault, match="closed itself") as caught:
-            await do(session, "close_tab")
-        assert caught.value.stop is Stop.ENV_ERROR
+    assert caught.value.stop is Stop.ENV_ERROR
 
 
 LOAD = """tag => {
@@ -222,16 +201,15 @@ LOAD = """tag => {
 
 
 @pytest.mark.parametrize("tag", ["", "script", "link"])
-async def test_what_an_action_asked_for_is_in_the_screenshot(pool, site, tag):
+async def test_what_an_action_asked_for_is_in_the_screenshot(session, site, tag):
     """Data, and the scripts and styles of what is drawn only then, as editors are."""
-    async with pool.session() as session:
-        await session.start(f"{site}/slow-fetch")
-        if tag:
-            await session.page.evaluate(LOAD, tag)
-        await session.arm(SPOTS["fetch"])
-        await session.page.mouse.click(*SPOTS["fetch"])
-        await session.settle()
-        assert await session.page.inner_text("#out") == "arrived"
+    await session.start(f"{site}/slow-fetch")
+    if tag:
+        await session.page.evaluate(LOAD, tag)
+    await session.arm(SPOTS["fetch"])
+    await session.page.mouse.click(*SPOTS["fetch"])
+    await session.settle()
+    assert await session.page.inner_text("#out") == "arrived"
 
 
 @pytest.mark.parametrize("path", ["/reset", *(marked(path, True) for path in ("/loop", "/empty", "/slow"))])
@@ -270,7 +248,7 @@ async def test_a_crash_ends_the_episode(pool, site, preprocessor):
         crashing.add_done_callback(lambda crashed: crashed.exception())
         return await script(preprocessor, made("click crash"))(0, prompt, session)
 
-    worker = make_worker(CONFIG, preprocessor, None, pool, Images(), Scored(titled))
+    worker = make_worker(RUN, preprocessor, None, pool, NO_IMAGES, Scored(titled))
     trajectory = await worker.episode(Task("crash", "Do it.", f"{site}/crash"), 0, crash, 3)
     assert (trajectory.stop, trajectory.valid) == (Stop.ENV_ERROR, False), trajectory.error
 
@@ -278,7 +256,7 @@ async def test_a_crash_ends_the_episode(pool, site, preprocessor):
 async def test_private_addresses_are_refused_wherever_they_come_from(play, site):
     """Typed, behind a link, and behind a redirect. The site itself has a name, and is known to be ours. A
     list of domains denies others, a first page among them."""
-    config = replace(CONFIG, browser=replace(BROWSER, private=False, deny=("shop.test",)))
+    config = replace(RUN, browser=replace(CONFIG, private=False, deny=("shop.test",)))
     steps = ('goto_url {"url": "SITE/secret"}', "click private", "go_back", "click private-redirect")
     steps += ('goto_url {"url": "http://www.shop.test/"}',)
     async with BrowserPool(config.browser, {"shop-9.test": port_of(site)}) as pool:
@@ -295,7 +273,7 @@ async def test_private_addresses_are_refused_wherever_they_come_from(play, site)
 
 async def test_a_sealed_pool_reaches_nothing_but_its_sites(site):
     sites = {"shop-9.test": port_of(site)}
-    async with BrowserPool(BROWSER, sites, sealed=True) as pool, pool.session() as session:
+    async with BrowserPool(CONFIG, sites, sealed=True) as pool, pool.session() as session:
         await session.start("http://shop-9.test/two")
         for url in (f"{site}/two", "http://localhost/", "https://example.org/"):
             with pytest.raises(Exception, match="ERR_NAME_NOT_RESOLVED"):
@@ -318,8 +296,8 @@ async def test_five_hundred_episodes_while_browsers_are_killed(play, site):
     """Each ends within its deadline with a `Stop`: that of its page, or infra_error where its browser was
     killed. Nothing is left of them, and memory stays where it was."""
     chance, n, killed = random.Random(0), 500, 0
-    browser = replace(BROWSER, browsers=2, episodes=16, episode_seconds=180, action_seconds=45)
-    config = replace(CONFIG, browser=browser)
+    browser = replace(CONFIG, browsers=2, episodes=16, episode_seconds=180, action_seconds=45)
+    config = replace(RUN, browser=browser)
     memory: list[float] = []
     running = asyncio.Semaphore(browser.episodes)
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -318,6 +318,7 @@ async def test_webrtc_does_not_lead_around_the_proxy(page):
             inner.recv(1)
 
 
+@pytest.mark.more  # the same flag as above
 async def test_webrtc_does_not_lead_out_of_a_sealed_pool(shop):
     sealed = BrowserPool(BrowserConfig(browsers=1), {"shop.test": shop.port}, sealed=True)
     async with sealed as pool, pool.session() as session:
