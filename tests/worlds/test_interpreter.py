@@ -220,26 +220,41 @@ def test_bound_parameters_take_the_ids_of_matching_records():
 
 
 @pytest.mark.parametrize(
-    ("order", "ids"),
+    ("signature", "offered"),
     [
-        ("price:asc", "none cup pen ink"),
-        ("price:desc", "pen ink cup none"),  # of equals the first stays the first
-        ("title:asc", "none cup ink pen"),  # what has no text comes first
-        ("title:desc", "pen ink cup none"),
+        ({}, "abcde"),
+        ({"only_fresh": True}, "acd"),
+        ({"least": 2}, "acd"),
+        ({"least": 3}, "ac"),
+        ({"least": 9}, ""),
+        ({"kind": "y"}, "bc"),
+        ({"kind": "y", "only_fresh": True}, "c"),
+        ({"order": "price:asc"}, "ebdac"),
+        ({"order": "price:desc"}, "acdbe"),  # of equals the first stays the first
+        ({"order": "title:asc"}, "eacdb"),  # what has no text comes first
+        ({"order": "title:desc"}, "bdcae"),
+        ({"order": "price:desc", "only_fresh": True, "least": 2}, "acd"),
     ],
 )
-def test_records_are_ordered_by_numbers_and_by_texts(order, ids):
-    bind = {"param": "id", "collection": "goods", "order": "$.text"}
-    act = {"id": "ACT", "parameters": {"id": "{ANY}"}, "bind": bind}
+def test_filters_and_orders_are_the_machines_business(signature, offered):
+    """What a list shows is what its actions may open: worked out by hand, the last record without values."""
+    where = {
+        "fresh": {"cond": "flag", "value": "$.only_fresh"},
+        "price": {"cond": "gte", "value": "$.least"},
+        "kind": {"cond": "eq", "value": "$.kind"},
+    }
+    bind = {"param": "it", "collection": "goods", "where": where, "order": "$.order"}
+    act = {"id": "OPEN", "parameters": {"it": "{ANY}"}, "bind": bind}
     goods = (
-        {"id": "pen", "title": "Pen", "price": 9},
-        {"id": "cup", "title": "Cup", "price": 3},
-        {"id": "none", "title": ""},
-        {"id": "ink", "title": "Ink", "price": 9},
+        {"id": "a", "price": 3, "fresh": True, "kind": "x", "title": "Cup"},
+        {"id": "b", "price": 1, "fresh": False, "kind": "y", "title": "Pen"},
+        {"id": "c", "price": 3, "fresh": True, "kind": "y", "title": "Ink"},
+        {"id": "d", "price": 2, "fresh": True, "kind": "x", "title": "Nib"},
+        {"id": "e", "title": ""},
     )
     world = World("desk", load_fsm(machine(act)), {"goods": goods})
-    offered = parameter_values(world, State("A", {"text": order}), "ACT")
-    assert " ".join(params["id"] for params in offered) == ids
+    found = parameter_values(world, State("A", signature), "OPEN")
+    assert "".join(params["it"] for params in found) == offered
 
 
 def test_a_world_refuses_ids_that_cannot_be_addressed():
