@@ -24,7 +24,7 @@ DAY = {"date": "2026-05-04"}
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)
 FILE = re.compile(r"^=== (src/pages/\w+\.vue)\n(.*?)^=== end$", re.MULTILINE | re.DOTALL)
-REFUSED = "../escape.vue src/machine.js /tmp/escape.vue src/../../escape.vue vite.config.js".split()
+REFUSED = ["../escape.vue", "src/machine.js", "/tmp/escape.vue", "src/../../escape.vue", "vite.config.js"]
 
 
 def text_in(request: dict) -> str:
