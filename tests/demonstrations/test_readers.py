@@ -248,23 +248,22 @@ def test_a_broken_record_is_named_by_file_and_number(kind, record, problem, harn
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_agent_cannot_read_is_not_cloned_and_said(harness, tmp_path, capsys):
-    path = tmp_path / "public.json"
-    path.write_text(json.dumps([STEPS[0], changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
-    assert len(load(path, harness("text"))) == 1
-    assert "1 responses to clone, in 1 of 2 records" in capsys.readouterr().out
-    path.write_text(json.dumps([changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
-    with pytest.raises(ValueError, match="holds no success to clone"):
-        load(path, harness("text"))
+UNKNOWN = changed(TURNS[1], "response", to=TURNS[1]["response"].replace('"done"', '"call_user"'))
+UNREAD = changed(STEPS[1], "conversations", 1, "value", to="jump()")
 
 
-def test_a_call_that_cannot_be_run_is_not_cloned(harness, tmp_path, capsys):
-    """Though the response is in format: reinforcement tells what is wrong, a demonstration does not."""
+@pytest.mark.parametrize(
+    ("kind", "record", "other"), [("text", STEPS[0], UNREAD), ("visual", TURNS[0], UNKNOWN)]
+)
+def test_what_cannot_be_read_or_run_is_not_cloned_and_said(kind, record, other, harness, tmp_path, capsys):
+    """Reinforcement tells what is wrong with a call that is in format, a demonstration does not."""
     path = tmp_path / "public.jsonl"
-    unknown = changed(TURNS[1], "response", to=TURNS[1]["response"].replace('"done"', '"call_user"'))
-    path.write_text(f"{json.dumps(TURNS[0])}\n{json.dumps(unknown)}\n")
-    assert len(load(path, harness("visual"))) == 1
+    path.write_text(f"{json.dumps(record)}\n{json.dumps(other)}\n")
+    assert len(load(path, harness(kind))) == 1
     assert "1 responses to clone, in 1 of 2 records" in capsys.readouterr().out
+    path.write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="holds no success to clone"):
+        load(path, harness(kind))
 
 
 def test_parquet_cells_hold_pictures_as_bytes(harness, tmp_path, png):
