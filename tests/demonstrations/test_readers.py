@@ -186,6 +186,7 @@ def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
 AS_PICTURE = f"data:;base64,{b64encode(POSTSCRIPT).decode()}"
 CHAT = json.loads((PUBLIC / "messages_images.jsonl").read_text())
+NO_PAGE = f"<|im_start|>user\n{PICTURE}<|im_start|>"
 BROKEN = [
     ("text", changed(STEPS[1], "conversations", 0, "from", to="user"), "none of .*conversations"),
     ("text", changed(STEPS[1], "conversations", 0, "value", to="Task Instruction: x"), "has no Round 0"),
@@ -194,11 +195,7 @@ BROKEN = [
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,x"]), "base64|padding"),
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,eA=="]), "cannot identify image"),
     ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "metadata.task_id: Input should be"),
-    (
-        "visual",
-        changed(TURNS[0], "prompt", to=f"<|im_start|>user\n{PICTURE}<|im_start|>"),
-        "no <observation>",
-    ),
+    ("visual", changed(TURNS[0], "prompt", to=NO_PAGE), "no <observation>"),
     ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
     ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns.*'tool'"),
     ("visual", changed(CHAT, "images", to=None), "images must be a list of screenshots, not None"),
