@@ -41,13 +41,9 @@ async def reward(task, page, answer):
 """
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    handler = partial(Quiet, directory=str(HERE))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(HERE))
     with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}/seeded.html"
 

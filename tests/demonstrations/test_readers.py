@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from public_records import PUBLIC, load, rows_as_text
@@ -24,7 +25,7 @@ from minirl.experiment import Experiment
 from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
 from minirl.rows import TrajectoryRows, turn_rows
 from minirl.run_folder import Run
-from minirl.types import Task, Trajectory
+from minirl.types import Task
 
 RECIPES = {"visual": openwebrl_4b, "text": webagent_r1_3b, "webrl": webagent_r1_8b}
 STEPS = json.loads((PUBLIC / "webrl_policy.json").read_text())
@@ -66,28 +67,19 @@ async def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(
     demos = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
     cloned = []
 
-    async def demonstrate(_: object) -> list[Trajectory]:
-        return demos
-
-    async def evaluate(*_: object) -> None: ...
-
     def clone(examples: list[TrajectoryRows], seed: int) -> Iterator[dict[str, float]]:
         cloned.extend(row for example in examples for row in example.rows)
         cloned.append(experiment.trainer.preprocessor)
         yield {"loss": 1.0}
 
-    monkeypatch.setattr(sft, "evaluate", evaluate)
+    monkeypatch.setattr(sft, "evaluate", AsyncMock())
     config = openwebrl_4b()
     model = replace(config.model, path=str(tiny_folder))
-    experiment = SimpleNamespace(
-        config=replace(config, model=model, sft=replace(config.sft, max_pixels=32 * 32)),
-        trainer=SimpleNamespace(clone=clone, weights=list, preprocessor=preprocessor),
-        tasks=SimpleNamespace(heldout=[]),
-        demonstrate=demonstrate,
-        checkpoints=SimpleNamespace(export=lambda *_: None),
-        preprocessor=preprocessor,
-    )
-    worker = SimpleNamespace(harness=harness("visual"), sleep=lambda: None, sync=list)
+    config = replace(config, model=model, sft=replace(config.sft, max_pixels=32 * 32))
+    experiment = Mock(config=config, preprocessor=preprocessor, tasks=SimpleNamespace(heldout=[]))
+    experiment.demonstrate = AsyncMock(return_value=demos)
+    experiment.trainer.clone = clone
+    worker = Mock(harness=harness("visual"))
     await sft.warm_start(experiment, worker)
 
     *rows, small = cloned
