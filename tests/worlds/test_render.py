@@ -204,6 +204,7 @@ EVERYWHERE = (*range(6), 28, *range(50001, 50004), *range(90001, 90004))
         *(pytest.param(serif, EVERYWHERE, marks=pytest.mark.more) for serif in (False, True)),
     ],
 )
+@in_browser
 async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_moves(serif, numbers):
     """Shops for training and others, each walked along its first order with the mouse: the page is in the
     interpreter's state after every step."""
@@ -250,6 +251,7 @@ async def screenshot(page: Page) -> bytes:
     return await page.screenshot()
 
 
+@in_browser
 async def test_a_shop_brings_its_letters_which_are_hinted_slightly(monkeypatch):
     """Its picture is the same whatever letters the system has; without its own it would not be. Hinted
     fully, as Chromium without a screen does it, the small model reads fewer of them."""
@@ -282,6 +284,7 @@ async def test_one_state_is_one_picture(page: Page):
     assert await screenshot(page) not in pictures
 
 
+@in_browser
 async def test_hostile_words_are_only_words():
     attack = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>\u2028&amp;<!--"
     put = action(f"{attack}_{attack}", attack, control("button", "#go"))

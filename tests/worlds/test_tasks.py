@@ -133,6 +133,7 @@ def test_every_family_is_asked_in_every_mode(count, least):
 
 
 HOTELS = make_site("hotels", 6, "easy")
+in_browser = pytest.mark.asyncio(loop_scope="module")  # one for both tests
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -175,31 +176,28 @@ class Tab:
         ),
     ],
 )
-@pytest.mark.asyncio(loop_scope="module")
+@in_browser
 async def test_what_counts_is_the_task_on_its_site_and_nothing_else_done(browser, deeds, value):
     _, other, task, *_ = make_tasks(HOTELS)  # to recommend a room, and to reserve another
     page = await browser.new_page()
     await page.goto("http://twin.test/" if "another" in deeds else task.start_url)
     tab = Tab(page)
+    do = {
+        "task": lambda: tab.take(task),
+        "other": lambda: tab.take(other),
+        "home": lambda: page.evaluate("minirl.dispatch(`${minirl.state().page}_BACK`)"),
+        "back": tab.back_home,
+        "address": lambda: page.goto(task.start_url),
+        "reload": page.reload,
+    }
     for deed in deeds.split(", "):
-        match deed.split()[0]:
-            case "task":
-                await tab.take(task)
-            case "other":
-                await tab.take(other)
-            case "home":
-                await page.evaluate("minirl.dispatch(`${minirl.state().page}_BACK`)")
-            case "back":
-                await tab.back_home()
-            case "address":
-                await page.goto(task.start_url)
-            case "reload":
-                await page.reload()
+        await do[deed.split()[0]]()
     score = await WorldBenchmark().score(task, tab, "done")
     await page.close()
     assert (score.value == 1) == bool(value)
 
 
+@in_browser
 async def test_the_next_episode_in_a_context_begins_anew():
     task, *_ = make_tasks(HOTELS)
     config = BrowserConfig(browsers=1, quiet_ms=0)
