@@ -2,10 +2,10 @@
 
 import json
 import sys
-import types
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,9 +134,7 @@ def test_a_model_embeds_the_wordings_once(tmp_path, evaluation, monkeypatch):
         def encode(self, texts: list[str], **how: object) -> np.ndarray:
             return np.array([[t.lower().count(c) for c in letters] for t in texts], np.float32)
 
-    module = types.ModuleType("sentence_transformers")
-    module.SentenceTransformer = Model
-    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
     flags = ["--least", 0, "--threshold", 0.95, "--evaluation", evaluation]
     first = run(tmp_path, *flags, "--model", "letters")
     assert first[1]["2"].startswith("near duplicates: 0.951") and first[0] == list("146789")

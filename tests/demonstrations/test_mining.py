@@ -20,18 +20,18 @@ from minirl.model import load_model, load_preprocessor
 from minirl.recipes import RECIPES, smollm2
 from minirl.run_folder import Run, save_tasks
 from minirl.samplers.huggingface import HfSampler
-from minirl.types import Call, Parsed, Prompt, Request, Sampling, Task, Trajectory, Turn
+from minirl.types import Prompt, Request, Sampling, Task, Trajectory
 
 HERE = Path(__file__).parent
-# Each kind of page: what is asked of it, and for how many seeds
+# Each kind of page, and what is asked of it
 KINDS = {
-    "save": ('Save the name "{}"', 3),
-    "focus": ("Go to the field, {}", 2),
-    "half": ("{}", 4),
-    "away": ("{}", 4),
-    "real": ("Go", 4),
-    "script": ("Go", 4),
-    "luck": ("Open more", 4),
+    "save": 'Save the name "{}"',
+    "focus": "Go to the field, {}",
+    "half": "{}",
+    "away": "{}",
+    "real": "Go",
+    "script": "Go",
+    "luck": "Open more",
 }
 # The two questions that a page of one's own is asked
 SCRIPT = """([question, seed]) => question === 'begin' ? episode.reset(seed) : episode.ending()"""
@@ -41,13 +41,9 @@ async def reward(task, page, answer):
 """
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    handler = partial(Quiet, directory=str(HERE))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(HERE))
     with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}/seeded.html"
 
@@ -60,9 +56,9 @@ def mined(address, tmp_path_factory, preprocessor) -> dict[str, dict[int, Trajec
     model = save_text_model(folder / "model", preprocessor, "Llama")
     recipe = replace(recipe, model=replace(recipe.model, path=str(model)))
     tasks = []
-    for kind, (instruction, n_seeds) in KINDS.items():
-        for seed in range(n_seeds):
-            words = instruction.format(("Ada", "Bob", "Cleo", "Dan")[seed])
+    for kind, instruction in KINDS.items():
+        for seed in range(3 if kind == "luck" else 2):
+            words = instruction.format(("Ada", "Bob", "Cleo")[seed])
             url = f"{address}?kind={kind}&seed={seed}"
             tasks.append(Task(f"{kind}-{seed}", words, url, {"seed": seed}, {"site": kind}))
     save_tasks(folder / "tasks.jsonl", tasks)
@@ -96,7 +92,6 @@ def test_a_solution_is_found_and_acted_out_for_each_seed(mined):
     assert {seed: actions(trajectory) for seed, trajectory in found.items()} == {
         0: ['do(action="Type", argument="Ada", element="0")', 'do(action="Click", element="1")'],
         1: ['do(action="Type", argument="Bob", element="0")', 'do(action="Click", element="2")'],
-        2: ['do(action="Type", argument="Cleo", element="0")', 'do(action="Click", element="1")'],
     }
     for trajectory in found.values():
         assert trajectory.success and trajectory.reward == 1
@@ -114,8 +109,8 @@ def test_what_is_not_needed_is_not_taught(mined):
         ("half", []),  # raw rewards below 1 are no successes
         ("real", []),  # the search's own clicks are made by script
         ("script", []),  # found, but the agent fails with it
-        ("luck", [0, 1, 3]),  # one click is the way of one seed alone
-        ("away", [0, 1, 2, 3]),
+        ("luck", [0, 1]),  # one click is the way of one seed alone, and of other pages
+        ("away", [0, 1]),
     ],
 )
 def test_what_is_no_lesson_is_left_out(mined, kind, seeds):
@@ -125,17 +120,6 @@ def test_what_is_no_lesson_is_left_out(mined, kind, seeds):
 def test_an_agent_that_sees_is_refused(ended):
     status, said = ended(script, "mine", "shops:1-2", "--out", "nowhere", "--recipe", "openwebrl-4b")
     assert status == 2 and "openwebrl_4b's agent sees" in said
-
-
-def test_kinds_of_paths_are_counted_by_page():
-    """By hand: two clicks of page A, and a click of B, which no other seed has."""
-
-    def episode(site: str, *names: str) -> Trajectory:
-        turns = [Turn(0, (), (), (), "", parsed=Parsed(calls=(Call(name),))) for name in names]
-        return Trajectory(Task("t", "", "", meta={"site": site}), 0, turns=tuple(turns), success=True)
-
-    successes = [episode("A", "Click"), episode("A", "Type"), episode("B", "Click"), episode("A", "Click")]
-    assert mining.usual(successes) == [successes[0], successes[3]]
 
 
 def test_the_model_that_is_not_installed_is_named(ended, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from public_records import PUBLIC, load, rows_as_text
@@ -24,7 +25,7 @@ from minirl.experiment import Experiment
 from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
 from minirl.rows import TrajectoryRows, turn_rows
 from minirl.run_folder import Run
-from minirl.types import Task, Trajectory
+from minirl.types import Task
 
 RECIPES = {"visual": openwebrl_4b, "text": webagent_r1_3b, "webrl": webagent_r1_8b}
 STEPS = json.loads((PUBLIC / "webrl_policy.json").read_text())
@@ -66,28 +67,19 @@ async def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(
     demos = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
     cloned = []
 
-    async def demonstrate(_: object) -> list[Trajectory]:
-        return demos
-
-    async def evaluate(*_: object) -> None: ...
-
     def clone(examples: list[TrajectoryRows], seed: int) -> Iterator[dict[str, float]]:
         cloned.extend(row for example in examples for row in example.rows)
         cloned.append(experiment.trainer.preprocessor)
         yield {"loss": 1.0}
 
-    monkeypatch.setattr(sft, "evaluate", evaluate)
+    monkeypatch.setattr(sft, "evaluate", AsyncMock())
     config = openwebrl_4b()
     model = replace(config.model, path=str(tiny_folder))
-    experiment = SimpleNamespace(
-        config=replace(config, model=model, sft=replace(config.sft, max_pixels=32 * 32)),
-        trainer=SimpleNamespace(clone=clone, weights=list, preprocessor=preprocessor),
-        tasks=SimpleNamespace(heldout=[]),
-        demonstrate=demonstrate,
-        checkpoints=SimpleNamespace(export=lambda *_: None),
-        preprocessor=preprocessor,
-    )
-    worker = SimpleNamespace(harness=harness("visual"), sleep=lambda: None, sync=list)
+    config = replace(config, model=model, sft=replace(config.sft, max_pixels=32 * 32))
+    experiment = Mock(config=config, preprocessor=preprocessor, tasks=SimpleNamespace(heldout=[]))
+    experiment.demonstrate = AsyncMock(return_value=demos)
+    experiment.trainer.clone = clone
+    worker = Mock(harness=harness("visual"))
     await sft.warm_start(experiment, worker)
 
     *rows, small = cloned
@@ -117,15 +109,14 @@ def test_a_dump_is_told_again_whoever_made_its_ids_but_not_in_another_agents_wor
 
 
 def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path):
-    with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
-        load_demonstrations(PUBLIC / "webrl_policy.json", harness("text"))
-    with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
-        load_demonstrations(Path("/demos.jsonl"), harness("text"))
     link = tmp_path / "elsewhere" / "another.jsonl"
     link.parent.mkdir()
     link.symlink_to(tmp_path / "trajectories" / "demos.jsonl")
-    with pytest.raises(ValueError, match="another.jsonl is no dump"):
-        load_demonstrations(link, harness("text"))
+    for path in (PUBLIC / "webrl_policy.json", Path("/demos.jsonl"), link):
+        with pytest.raises(
+            ValueError, match=f"{path.name} is no dump .*: read public records into one first"
+        ):
+            load_demonstrations(path, harness("text"))
     flags = ["--out", str(tmp_path), "--recipe", "webrl"]
     with pytest.raises(ValueError, match="unknown recipe 'webrl'; there are tiny, "):
         script.run(["read", str(PUBLIC / "webrl_policy.json"), *flags])
@@ -186,6 +177,7 @@ def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
 AS_PICTURE = f"data:;base64,{b64encode(POSTSCRIPT).decode()}"
 CHAT = json.loads((PUBLIC / "messages_images.jsonl").read_text())
+NO_PAGE = f"<|im_start|>user\n{PICTURE}<|im_start|>"
 BROKEN = [
     ("text", changed(STEPS[1], "conversations", 0, "from", to="user"), "none of .*conversations"),
     ("text", changed(STEPS[1], "conversations", 0, "value", to="Task Instruction: x"), "has no Round 0"),
@@ -194,11 +186,7 @@ BROKEN = [
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,x"]), "base64|padding"),
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,eA=="]), "cannot identify image"),
     ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "metadata.task_id: Input should be"),
-    (
-        "visual",
-        changed(TURNS[0], "prompt", to=f"<|im_start|>user\n{PICTURE}<|im_start|>"),
-        "no <observation>",
-    ),
+    ("visual", changed(TURNS[0], "prompt", to=NO_PAGE), "no <observation>"),
     ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
     ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns.*'tool'"),
     ("visual", changed(CHAT, "images", to=None), "images must be a list of screenshots, not None"),
@@ -248,23 +236,22 @@ def test_a_broken_record_is_named_by_file_and_number(kind, record, problem, harn
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_agent_cannot_read_is_not_cloned_and_said(harness, tmp_path, capsys):
-    path = tmp_path / "public.json"
-    path.write_text(json.dumps([STEPS[0], changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
-    assert len(load(path, harness("text"))) == 1
-    assert "1 responses to clone, in 1 of 2 records" in capsys.readouterr().out
-    path.write_text(json.dumps([changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
-    with pytest.raises(ValueError, match="holds no success to clone"):
-        load(path, harness("text"))
+UNKNOWN = changed(TURNS[1], "response", to=TURNS[1]["response"].replace('"done"', '"call_user"'))
+UNREAD = changed(STEPS[1], "conversations", 1, "value", to="jump()")
 
 
-def test_a_call_that_cannot_be_run_is_not_cloned(harness, tmp_path, capsys):
-    """Though the response is in format: reinforcement tells what is wrong, a demonstration does not."""
+@pytest.mark.parametrize(
+    ("kind", "record", "other"), [("text", STEPS[0], UNREAD), ("visual", TURNS[0], UNKNOWN)]
+)
+def test_what_cannot_be_read_or_run_is_not_cloned_and_said(kind, record, other, harness, tmp_path, capsys):
+    """Reinforcement tells what is wrong with a call that is in format, a demonstration does not."""
     path = tmp_path / "public.jsonl"
-    unknown = changed(TURNS[1], "response", to=TURNS[1]["response"].replace('"done"', '"call_user"'))
-    path.write_text(f"{json.dumps(TURNS[0])}\n{json.dumps(unknown)}\n")
-    assert len(load(path, harness("visual"))) == 1
+    path.write_text(f"{json.dumps(record)}\n{json.dumps(other)}\n")
+    assert len(load(path, harness(kind))) == 1
     assert "1 responses to clone, in 1 of 2 records" in capsys.readouterr().out
+    path.write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="holds no success to clone"):
+        load(path, harness(kind))
 
 
 def test_parquet_cells_hold_pictures_as_bytes(harness, tmp_path, png):

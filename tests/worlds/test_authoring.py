@@ -24,6 +24,11 @@ DAY = {"date": "2026-05-04"}
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)
 FILE = re.compile(r"^=== (src/pages/\w+\.vue)\n(.*?)^=== end$", re.MULTILINE | re.DOTALL)
+REFUSED = ["../escape.vue", "src/machine.js", "/tmp/escape.vue", "src/../../escape.vue", "vite.config.js"]
+
+
+def text_in(request: dict) -> str:
+    return request["messages"][0]["content"][0]["text"]
 
 
 def faulty(machine: dict) -> dict[tuple[str, str], tuple]:
@@ -56,7 +61,7 @@ class Model:
         self.repairs = faulty(self.machine) if broken else {}
 
     def __call__(self, request: dict) -> str:
-        prompt = request["messages"][0]["content"][0]["text"]
+        prompt = text_in(request)
         return self.project(prompt) if "in Vue 3" in prompt else self.design(prompt)
 
     def design(self, prompt: str) -> str:
@@ -72,13 +77,7 @@ class Model:
         actions = {id: LINE.findall(lines) for id, lines in zip(listed[1::2], listed[2::2], strict=True)}
         files = {}
         if "Write style.md" in task:
-            files = {
-                "style.md": "Plain.\n",
-                "todo.md": "- all\n",
-                "../escape.vue": "x\n",
-                "src/machine.js": "x\n",
-            }
-            files |= {"/tmp/escape.vue": "x\n", "src/../../escape.vue": "x\n", "vite.config.js": "x\n"}
+            files = {"style.md": "Plain.\n", "todo.md": "- all\n", **dict.fromkeys(REFUSED, "x\n")}
             files |= {f"src/{path.name}": path.read_text() for path in VUE.iterdir()}
         elif named := re.search(r"components of these pages: (.*)\.", task):
             files = {f"src/pages/{id}.vue": self.page(id, actions) for id in named[1].split(", ")}
@@ -126,23 +125,17 @@ def no_npm(monkeypatch):
     monkeypatch.setattr("minirl.worlds.authoring.run", lambda command, folder: "no" * (command == BUILD))
 
 
-def test_a_machine_is_asked_for_in_the_size_of_the_released_hard_profile(tmp_path, no_npm):
-    with serve([say(Model())]) as server:
-        author(tmp_path / "site", server.url, "--rounds", "0")
-    prompt = server.requests[0]["messages"][0]["content"][0]["text"]
-    assert "Write 25 to 35 pages." in prompt and "a visitor should need 6 to 8 actions." in prompt
-    assert server.requests[0]["max_tokens"] == 64_000
-
-
 def test_a_machine_with_faults_is_repaired_in_the_next_round(tmp_path, no_npm, capsys):
+    """It is asked for in the size of the released hard profile."""
     model = Model(broken=True)
     with serve([say(model)]) as server:
         assert author(tmp_path / "site", server.url, "--rounds", "1") == 1
-    told = [one["messages"][0]["content"][0]["text"] for one in server.requests]
+    told = [text_in(one) for one in server.requests]
     said = capsys.readouterr().out
-    assert (
-        "machine, round 0: 6 errors, 2 warnings" in said and "machine, round 1: 0 errors, 0 warnings" in said
-    )
+    assert "Write 25 to 35 pages." in told[0] and "a visitor should need 6 to 8 actions." in told[0]
+    assert server.requests[0]["max_tokens"] == 64_000
+    assert "machine, round 0: 6 errors, 2 warnings" in said
+    assert "machine, round 1: 0 errors, 0 warnings" in said
     assert "(round 1)" in told[1] and "mached_book_id" in told[1] and model.repairs == {}
     assert check(tmp_path / "site/fsm.json") == [] and load_world(tmp_path / "site").style["look"] == "pages"
     assert "still wrong with the pages: no" in said and "drawn by minirl" in said
@@ -167,7 +160,6 @@ def test_a_machine_that_stays_wrong_is_named_with_its_best_draft(tmp_path, no_np
         ({"books": []}, "no way leads to RESERVED"),
         ({"books": "many"}, "books"),
         ([1], "data"),
-        ({"books": [{"id": "a b", "title": "x"}]}, "ids must differ"),
         ("menu", "int"),
     ],
 )
@@ -203,8 +195,7 @@ def test_what_lies_in_the_folder_is_not_run_and_a_link_in_it_not_followed(tmp_pa
         assert author(tmp_path / "site", server.url, "--rounds", "0") == 1
     assert list((tmp_path / "elsewhere").iterdir()) == []
     said = capsys.readouterr().out
-    refused = "../escape.vue src/machine.js /tmp/escape.vue src/../../escape.vue vite.config.js"
-    assert all(f"refused to write {path}" in said for path in refused.split())
+    assert all(f"refused to write {path}" in said for path in REFUSED)
     assert len(folders) == 2 and not any(folder.is_relative_to(tmp_path) for folder in folders)
     for path in OURS:
         ours, there = text_of(f"author/{Path(path).name}"), (tmp_path / "site/vue" / path.removesuffix(".j2"))
@@ -237,6 +228,7 @@ def project(tmp_path_factory) -> Path:
 STYLE = """<script setup>import { useCssModule } from "vue"; const s = useCssModule();</script>
 <template><p :class="s.a">{{ s }}</p></template><style module>%s</style>"""
 SHOWN = "import x from '%s'; document.title = x;"
+WORKER = "import x from 'SECRET?raw'; postMessage(x);"
 THIEVES = {
     "composes": {"App.vue": STYLE % '.a { composes: b from "SECRET"; }'},
     "value": {"App.vue": STYLE % '@value b from "SECRET"; .a { color: b; }'},
@@ -244,18 +236,9 @@ THIEVES = {
         "a.module.css": '.a { composes: b from "SECRET"; }',
         "main.js": 'import s from "./a.module.css"; alert(s);',
     },
-    "worker": {
-        "w.js": "import x from 'SECRET?raw'; postMessage(x);",
-        "main.js": SHOWN % "./w.js?worker&inline",
-    },
-    "shared worker": {
-        "w.js": "import x from 'SECRET?raw'; self.x = x;",
-        "main.js": SHOWN % "./w.js?sharedworker&inline",
-    },
-    "worker's address": {
-        "w.js": "import x from 'SECRET?raw'; postMessage(x);",
-        "main.js": SHOWN % "./w.js?worker&url",
-    },
+    "worker": {"w.js": WORKER, "main.js": SHOWN % "./w.js?worker&inline"},
+    "shared worker": {"w.js": WORKER, "main.js": SHOWN % "./w.js?sharedworker&inline"},
+    "worker's address": {"w.js": WORKER, "main.js": SHOWN % "./w.js?worker&url"},
     "raw": {"main.js": SHOWN % "SECRET?raw"},
     "environment": {"main.js": "document.title = JSON.stringify(import.meta.env);"},
 }
@@ -329,10 +312,7 @@ def test_a_project_is_repaired_from_its_log_and_builds_and_plays(tmp_path, capsy
         asked, said = len(server.requests), capsys.readouterr().out
         assert [*re.findall("pages, round .: (.*)", said)][-2:] == ["1 faults", "0 faults"]
         assert "not built" in said and model.flaws == {}
-        tasks = [
-            one["messages"][0]["content"][0]["text"].split("# What is to be done now")[-1]
-            for one in server.requests
-        ]
+        tasks = [text_in(one).split("# What is to be done now")[-1] for one in server.requests]
         assert any("not a file of this project" in task for task in tasks)
         assert not any("localhost" in task for task in tasks), "nothing of it is told"
         page = (out / "index.html").read_text()

@@ -13,7 +13,7 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.tiny.checkpoints import BASE
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.generate import LEVELS, THEMES, VOCABULARY, make_site
-from minirl.worlds.interpreter import State, World, parameter_values
+from minirl.worlds.interpreter import World
 from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world, save_world
@@ -153,40 +153,6 @@ def test_what_cannot_be_made(tmp_path, capsys):
     assert main(["make", "--out", str(tmp_path), "--themes", "moon"]) == 2
     assert "there is no theme 'moon'; there are: flights, hotels" in capsys.readouterr().err
     assert main(["make", "--out", str(tmp_path), "--level", "absurd"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("signature", "offered"),
-    [
-        ({}, "abcd"),
-        ({"only_fresh": True}, "acd"),
-        ({"least": 2}, "acd"),
-        ({"least": 3}, "ac"),
-        ({"least": 9}, ""),
-        ({"kind": "y"}, "bc"),
-        ({"kind": "y", "only_fresh": True}, "c"),
-        ({"order": "price:asc"}, "bdac"),
-        ({"order": "price:desc"}, "acdb"),  # equals stay in order
-        ({"order": "price:desc", "only_fresh": True, "least": 2}, "acd"),
-    ],
-)
-def test_filters_and_orders_are_the_machines_business(signature, offered):
-    """What a list shows is what its actions may open: worked out by hand on four records."""
-    where = {
-        "fresh": {"cond": "flag", "value": "$.only_fresh"},
-        "price": {"cond": "gte", "value": "$.least"},
-        "kind": {"cond": "eq", "value": "$.kind"},
-    }
-    bind = {"param": "it", "collection": "things", "where": where, "order": "$.order"}
-    schema = {"only_fresh": "boolean", "least": "number|null", "kind": "string|null", "order": "string|null"}
-    opens = action("OPEN", "P", control("row", "#list .row", "opened", bind))
-    page = {"id": "P", "signature_schema": schema, "actions": [opens]}
-    fsm = load_fsm({"meta": {"initial_page_id": "P"}, "pages": [page]})
-    rows = {"a": (3, True, "x"), "b": (1, False, "y"), "c": (3, True, "y"), "d": (2, True, "x")}
-    things = tuple({"id": id, "price": p, "fresh": f, "kind": k} for id, (p, f, k) in rows.items())
-    world = World(name="things", fsm=fsm, data={"things": things})
-    state = State(page="P", signature={**fsm.pages["P"].defaults, **signature})
-    assert "".join(params["it"] for params in parameter_values(world, state, "OPEN")) == offered
 
 
 @pytest.mark.parametrize(

@@ -73,25 +73,27 @@ async def test_whatever_a_header_holds_leads_somewhere(skin):
         assert await page.locator("footer a").count() == 8
 
 
-@pytest.mark.parametrize(("place", "start"), [("CART", "START_ORDER"), ("BOOKINGS", "START_CHANGE")])
-async def test_what_was_put_somewhere_is_shown_there_and_nothing_can_be_done_before(place, start):
+async def test_what_was_put_somewhere_is_shown_there_and_nothing_can_be_done_before():
     """In the cart, or among the bookings: the item, and what the session has noted with it."""
     world = make_site("shop", 2, "hard", "portal")
     flows = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
-    flow = flows["cart"] if place == "CART" else next(iter(flows.values()))
-    values = {name: offered[-1] for name, offered in flow["asks"].items()}
-    item = world.data[flow["list"]][3]
-    told = [item["title"], *(str(value) for value in values.values() if value is not True)]
     async with visit(world) as page:
-        for is_there in (False, True):
-            walk = Walk(world)
-            if is_there:
-                walk.open({"list": flow["list"], "set": {}, "item": item["id"]})
-                walk.do(flow, values)
-            walk.go(place)
-            await page.reload()
-            assert await page.evaluate(TAKE, [[step.action_id, dict(step.params)] for step in walk.steps])
-            assert enabled(world.fsm, walk.state, f"{place}_{start}", {}) == is_there
-            shown = await page.text_content("main .cards") or ""
-            assert all((part in shown) == is_there for part in told)
-            assert await page.locator("main .cards.waits:empty").count() == (not is_there)
+        for place, start, flow in (
+            ("CART", "START_ORDER", flows["cart"]),
+            ("BOOKINGS", "START_CHANGE", next(iter(flows.values()))),
+        ):
+            values = {name: offered[-1] for name, offered in flow["asks"].items()}
+            item = world.data[flow["list"]][3]
+            told = [item["title"], *(str(value) for value in values.values() if value is not True)]
+            for is_there in (False, True):
+                walk = Walk(world)
+                if is_there:
+                    walk.open({"list": flow["list"], "set": {}, "item": item["id"]})
+                    walk.do(flow, values)
+                walk.go(place)
+                await page.reload()
+                assert await page.evaluate(TAKE, [[step.action_id, dict(step.params)] for step in walk.steps])
+                assert enabled(world.fsm, walk.state, f"{place}_{start}", {}) == is_there
+                shown = await page.text_content("main .cards") or ""
+                assert all((part in shown) == is_there for part in told)
+                assert await page.locator("main .cards.waits:empty").count() == (not is_there)

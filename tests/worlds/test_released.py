@@ -40,21 +40,12 @@ def test_given_records_are_used_and_named_after_what_they_hold():
     records = {"books": [{"id": "b1", "name": "Walden"}, {"id": "b2", "content": "Emma", "shape": "<svg>"}]}
     world = world_of("library", load_fsm(LIBRARY), records)
     assert [record["title"] for record in world.data["books"]] == ["Walden", "Emma"]
-    own = {
-        "id": "b3",
-        "name": "Ulysses",
-        "date": "1922-02-02",
-        "place": "Paris",
-        "by": "Joyce",
-        "text": "Stately.",
-    }
+    own = {"id": "b3", "name": "Ulysses", "date": "1922", "place": "Paris", "by": "Joyce", "text": "Stately."}
     (shown,) = world_of("library", load_fsm(LIBRARY), {"books": [own]}).data["books"]
     assert own.items() <= shown.items(), "nothing is invented that was given"
     assert "<svg>" not in {record["shape"] for record in world.data["books"]}
-    assert [one["title"] for one in world_of("library", load_fsm(LIBRARY), {}).data["books"]][:2] == [
-        "Book 1",
-        "Book 2",
-    ]
+    invented = world_of("library", load_fsm(LIBRARY), {}).data["books"]
+    assert [one["title"] for one in invented[:2]] == ["Book 1", "Book 2"]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +66,16 @@ def test_records_that_are_none(text, reason, tmp_path, capsys):
 
 
 async def test_a_file_in_the_released_form_can_be_played_to_every_end(tmp_path, capsys):
-    assert main(["render", str(LIBRARY), "--out", str(tmp_path / "library"), "--tasks", "2"]) == 0
-    world = load_world(tmp_path / "library")
-    for one in (world, market()):
-        outcomes = await replay_sites([one], CONFIG, make_walks(one, 2))
-        assert {outcome.reason for outcome in outcomes} == {""} and len(outcomes) == 2
-        operations = [one.operation for outcome in outcomes for one in outcome.records]
-        typed = [one.text for one in operations if one.op == "type_text"]
+    assert main(["render", str(LIBRARY), "--out", str(tmp_path / "library")]) == 0
+    library = load_world(tmp_path / "library")
+    sites = [library, market()]
+    tasks = [*make_walks(library, 1), *make_walks(sites[1], 2)]
+    ends = [(task.meta["world"], task.goal["page"]) for task in tasks]
+    assert ends == [("library", "RESERVED"), ("market", "ORDERED"), ("market", "ASKED")]
+    for outcome in await replay_sites(sites, CONFIG, tasks):
+        assert outcome.reason == ""
+        operations = [record.operation for record in outcome.records]
+        typed = [operation.text for operation in operations if operation.op == "type_text"]
         assert typed and "None" not in typed
 
 

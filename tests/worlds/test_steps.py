@@ -53,11 +53,10 @@ def site(tmp_path_factory) -> tuple[Path, Path]:
 def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_path, capsys):
     """As the released loader reads them, and ours."""
     folder, tasks = site
-    rows = recorded(tmp_path, str(tasks), "--sites", str(folder), "--grounding", "0")
+    rows = recorded(tmp_path, str(tasks), "--sites", str(folder), "--grounding", "0", "--ways", "1")
     released = {"instruction", "img_filename", "action", "bbox", "history"}
-    assert all(
-        released <= row.keys() <= released | {"thought", "text", "value", "to", "state"} for row in rows
-    )
+    known = released | {"thought", "text", "value", "to", "state"}
+    assert all(released <= row.keys() <= known for row in rows)
     loaded = load_tasks(tmp_path / "steps.json")
     assert {tuple(task.meta["size"]) for task in loaded} == {(1280, 720)}
     kinds = {row["action"] for row in rows}
@@ -81,33 +80,32 @@ def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_pat
             assert set(rewards(said, task.goal, (1, 1)).values()) == {1.0}, (said, task.goal)
 
 
-@pytest.mark.parametrize("left_out", [0, 1])
-async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor, tmp_path, left_out):
+async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor, tmp_path):
     """Turn by turn in the model's pixels, with the state machine as the verifier; control: not without the
     last click."""
     seeing = qwen_preprocessor(save_qwen2_5_vl(tmp_path / "qwen", tiny_folder, preprocessor), 28 * 28 * 60)
-    shop, size = make_shop(400), (480, 360)
+    shop = make_shop(400)
     (task,) = make_tasks(shop, 1)
     browser = BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0)
     config = replace(RECIPES["autowebworld_3b"](), browser=browser)
     (solved,) = await replay_sites([shop], browser, [task], has_pictures=True)
+    *clicks, answer = [action_of(row_of(one.operation)) for one in solved.records]
     with SiteServer([shop]) as server:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
-            actions = [action_of(row_of(one.operation)) for one in solved.records]
-            actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
-            sayings = [worker.harness.agent.say("so", action, size) for action in actions]
+            for said, is_solved in ((clicks, True), (clicks[:-1], False)):
+                sayings = [worker.harness.agent.say("so", action, (480, 360)) for action in [*said, answer]]
+                ids = [seeing.render_response(saying)[1] for saying in sayings]
 
-            async def policy(t, prompt, session) -> Sample:
-                ids = seeing.render_response(sayings[t])[1]
-                return Sample(ids, (0.0,) * len(ids), "stop")
+                async def policy(t, prompt, session, ids=ids) -> Sample:
+                    return Sample(ids[t], (0.0,) * len(ids[t]), "stop")
 
-            done = await worker.episode(task, 0, policy, 15)
-    assert (done.stop, done.error, done.answer) == (Stop.DONE, "", "done")
-    assert (done.success, len(done.turns)) == (left_out == 0, len(actions)) and len(actions) > 3
-    prompt = seeing.tokenizer.decode(done.prompt_ids(len(actions) - 1))
-    assert all(said in prompt for said in sayings[:-1]), "all thoughts and actions stay"
-    assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
+                done = await worker.episode(task, 0, policy, 15)
+                assert (done.stop, done.error, done.answer) == (Stop.DONE, "", "done")
+                assert (done.success, len(done.turns)) == (is_solved, len(ids)) and len(ids) > 3
+                prompt = seeing.tokenizer.decode(done.prompt_ids(len(ids) - 1))
+                assert all(one in prompt for one in sayings[:-1]), "all thoughts and actions stay"
+                assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
 
 
 def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, monkeypatch):
@@ -116,17 +114,8 @@ def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, m
     acts = [say("I <think>look</think> first."), status(400), say("More.")]
     with serve(acts) as server:
         flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.price", "0", "1000")
-        rows = recorded(
-            tmp_path,
-            "shops:400-401",
-            "--count",
-            "2",
-            "--browser.width",
-            "480",
-            "--browser.height",
-            "360",
-            *flags,
-        )
+        window = ["--count", "2", "--browser.width", "480", "--browser.height", "360"]
+        rows = recorded(tmp_path, "shops:400-401", *window, *flags)
         asked = len(server.requests)
     assert any(part["type"] == "image_url" for part in server.requests[0]["messages"][0]["content"])
     steps = [row for row in rows if row["thought"][:5] != "I see"]
@@ -164,10 +153,8 @@ def test_a_goal_is_reached_in_several_ways():
             for one in others:
                 (added,) = [step for step in one.meta["solution"] if step not in task.meta["solution"]]
                 assert len(one.meta["solution"]) == len(task.meta["solution"]) + 1, added
-                assert (
-                    share_met(state_after(world, solution_of(one, world)), task.goal) == 1
-                    or "answer" in task.goal
-                )
+                end = state_after(world, solution_of(one, world))
+                assert share_met(end, task.goal) == 1 or "answer" in task.goal
                 kinds.add(one.meta["way"])
     assert kinds == {"search", "checkbox", "slider", "sort"}
 
@@ -214,13 +201,7 @@ def test_operations_as_moves():
 
 
 def test_grounding_rows_are_two_in_ten_and_stand_alone():
-    row = {
-        "instruction": "Buy it.",
-        "action": "click",
-        "bbox": [1, 2, 3, 4],
-        "history": "Step 1: x",
-        "thought": "y",
-    }
+    row = {"instruction": "Buy it.", "action": "click", "bbox": [], "history": "Step 1: x", "thought": "y"}
     rows = [row | {"img_filename": f"{n}.png", "words": f"B</think>{n}" if n < 60 else ""} for n in range(80)]
     found = mixed(rows, 0.2, seed=0)
     alone = [row for row in found if row["instruction"] != "Buy it."]
@@ -233,20 +214,26 @@ def test_grounding_rows_are_two_in_ten_and_stand_alone():
     assert len(mixed(rows, 0, seed=0)) == 80 and len(mixed(rows, 0.9, seed=0)) == 140, "as many as there are"
 
 
-def test_mistakes_are_told_in_one_line(tmp_path, site, capsys):
-    for argv in (["record", str(tmp_path / "none.jsonl")], ["record", str(site[1])]):
-        assert main([*argv, "--out", str(tmp_path)]) == 2
-    none, missing = capsys.readouterr().err.splitlines()
-    assert (
-        "there is no file" in none and "is on no site that is given: name its folder with --sites" in missing
-    )
+SITE_IS_UNKNOWN = "is on no site that is given: name its folder with --sites"
+NO_EPISODES = "--browser.episodes: Input should be greater than or equal to 1"
+OUT_OF_RANGE = "--grounding is at least 0 and below 1, and --ways at least 1"
 
 
-def test_numbers_that_cannot_be_are_refused_before_anything_is_acted_out(tmp_path, site, capsys):
-    record = ["record", str(site[1]), "--out", str(tmp_path)]
-    for argv in (record, ["replay", str(site[0])]):
-        assert main([*argv, "--browser.episodes", "0"]) == 2
-        assert "--browser.episodes: Input should be greater than or equal to 1" in capsys.readouterr().err
-    for flags in (("--grounding", "1"), ("--grounding", "-0.1"), ("--ways", "0")):
-        assert main([*record, *flags]) == 2
-        assert "--grounding is at least 0 and below 1, and --ways at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("record {out}/none.jsonl --out {out}", "there is no file"),
+        ("record {tasks} --out {out}", SITE_IS_UNKNOWN),
+        ("record {tasks} --out {out} --browser.episodes 0", NO_EPISODES),
+        ("replay {folder} --browser.episodes 0", NO_EPISODES),
+        ("record {tasks} --out {out} --grounding 1", OUT_OF_RANGE),
+        ("record {tasks} --out {out} --grounding -0.1", OUT_OF_RANGE),
+        ("record {tasks} --out {out} --ways 0", OUT_OF_RANGE),
+    ],
+)
+def test_mistakes_are_told_in_one_line_before_anything_is_acted_out(tmp_path, site, capsys, command, problem):
+    folder, tasks = site
+    given = command.format(out=tmp_path, tasks=tasks, folder=folder)
+    assert main(given.split()) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert problem in told

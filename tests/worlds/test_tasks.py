@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import shopping
-from playwright.async_api import Page
+from playwright.async_api import Browser, Page
 from walking import operations, visit
 
 from minirl.benchmarks.world import WorldBenchmark
@@ -131,6 +132,16 @@ def test_every_family_is_asked_in_every_mode(count, least):
 # --- ways to be rewarded for something else, in a real browser -------------------------------------------
 
 
+HOTELS = make_site("hotels", 6, "easy")
+in_browser = pytest.mark.asyncio(loop_scope="module")  # one for both tests
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with visit(HOTELS, replace(HOTELS, name="twin")) as page:
+        yield page.context.browser
+
+
 @dataclass
 class Tab:
     """As much of a session as a score asks for."""
@@ -165,45 +176,42 @@ class Tab:
         ),
     ],
 )
-async def test_what_counts_is_the_task_on_its_site_and_nothing_else_done(deeds, value):
-    world = make_site("hotels", 6, "easy")
-    _, other, task, *_ = make_tasks(world)  # to recommend a room, and to reserve another
-    twin = replace(world, name="twin")
-    async with visit(twin if "another" in deeds else world) as page:
-        tab = Tab(page)
-        for deed in deeds.split(", "):
-            match deed.split()[0]:
-                case "task":
-                    await tab.take(task)
-                case "other":
-                    await tab.take(other)
-                case "home":
-                    await page.evaluate("minirl.dispatch(`${minirl.state().page}_BACK`)")
-                case "back":
-                    await tab.back_home()
-                case "address":
-                    await page.goto(task.start_url)
-                case "reload":
-                    await page.reload()
-        score = await WorldBenchmark().score(task, tab, "done")
-        assert (score.value == 1) == bool(value)
+@in_browser
+async def test_what_counts_is_the_task_on_its_site_and_nothing_else_done(browser, deeds, value):
+    _, other, task, *_ = make_tasks(HOTELS)  # to recommend a room, and to reserve another
+    page = await browser.new_page()
+    await page.goto("http://twin.test/" if "another" in deeds else task.start_url)
+    tab = Tab(page)
+    do = {
+        "task": lambda: tab.take(task),
+        "other": lambda: tab.take(other),
+        "home": lambda: page.evaluate("minirl.dispatch(`${minirl.state().page}_BACK`)"),
+        "back": tab.back_home,
+        "address": lambda: page.goto(task.start_url),
+        "reload": page.reload,
+    }
+    for deed in deeds.split(", "):
+        await do[deed.split()[0]]()
+    score = await WorldBenchmark().score(task, tab, "done")
+    await page.close()
+    assert (score.value == 1) == bool(value)
 
 
+@in_browser
 async def test_the_next_episode_in_a_context_begins_anew():
-    world = make_site("hotels", 6, "easy")
-    task, *_ = make_tasks(world)
+    task, *_ = make_tasks(HOTELS)
     config = BrowserConfig(browsers=1, quiet_ms=0)
-    with SiteServer([world]) as server:
+    contexts = []
+    with SiteServer([HOTELS]) as server:
         async with BrowserPool(config, server.sites, sealed=True) as pool:
             for _ in range(2):
                 async with pool.session() as session:
+                    assert await session.context.cookies() == []
                     await session.start(task.start_url)
-                    assert (await read_state(session.page)).signature == world.fsm.pages["HOME"].defaults
+                    assert await session.page.evaluate("localStorage.length + sessionStorage.length") == 0
+                    assert (await read_state(session.page)).signature == HOTELS.fsm.pages["HOME"].defaults
                     await Tab(session.page).take(task)
                     await session.page.evaluate("localStorage.setItem('visits', 1), document.cookie = 'a=1'")
-                    assert (await session.context.cookies()) != []
-                    context = session.context
-            async with pool.session() as session:
-                assert session.context is context and await context.cookies() == []
-                await session.start(task.start_url)
-                assert await session.page.evaluate("localStorage.length + sessionStorage.length") == 0
+                    assert await session.context.cookies() != []
+                    contexts.append(session.context)
+    assert contexts[0] is contexts[1]

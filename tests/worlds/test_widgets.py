@@ -114,40 +114,33 @@ async def test_a_row_of_a_long_list_is_reached(page_size, monkeypatch):
         assert "no element" in result.reason
 
 
-async def test_what_scrolls_is_never_shown_in_parts():
-    world = shelf(8, scrolls=True)
-    steps = [Step("SCROLL", {"thing": "thing-9"}), Step("OPEN", {"thing": "thing-9"})]
-    (result,) = await acted_out((world, steps))
-    assert result.reason == ""
-
-
 TITLES = ("Dune Messiah", "Dune", "Emma")
 BOOKS = tuple(
     {"id": f"book-{n}", "title": title, "shape": "ring", "fill": "#4a7fc1"} for n, title in enumerate(TITLES)
 )
 
 
-async def reasons(name: str, actions: list[Json], *before: Step, last: str) -> list[str]:
-    """Why these steps, and then the last action on each of the books, could not be acted out; or "" each."""
+def on_each_book(name: str, actions: list[Json], *before: Step, last: str) -> list[tuple[World, list[Step]]]:
+    """Of each book a site, and on it these steps and then the last action on the book."""
     paths = []
     for book in BOOKS:
         world = world_of(f"{name}-{book['id']}", ["it", "order"], actions, page_size=2)
         world = replace(world, data={"things": BOOKS})
         paths.append((world, [*before, Step(last, {"book": book["id"]})]))
-    return [result.reason for result in await acted_out(*paths)]
+    return paths
 
 
-async def test_a_search_finds_the_title_that_was_typed_before_one_that_holds_it():
+async def test_a_list_is_searched_ordered_by_its_texts_and_scrolled():
+    """A search finds the title that was typed before one that holds it. Of a list in order two rows are shown
+    at a time: the one of each book is where the interpreter says. What scrolls is never shown in parts."""
     bind = {"param": "book", "collection": "things"}
-    actions = [action("SEARCH", "START", control("search", "#q", "it", bind))]
-    assert await reasons("search", actions, last="SEARCH") == ["", "", ""]
-
-
-@pytest.mark.parametrize("direction", ["asc", "desc"])
-async def test_a_list_that_is_ordered_by_its_texts_is_shown_so(direction):
-    """Two rows at a time: the one of each book is where the interpreter says."""
-    sort = control("button", "#sort") | {"effects": [effect("set", "order", value=f"title:{direction}")]}
-    bind = {"param": "book", "collection": "things", "order": "$.order"}
-    actions = [action("SORT", "START", sort)]
-    actions.append(action("OPEN", "START", control("row", "#list .book", "it", bind), "END"))
-    assert await reasons(f"sort-{direction}", actions, Step("SORT", {}), last="OPEN") == ["", "", ""]
+    searches = action("SEARCH", "START", control("search", "#q", "it", bind))
+    paths = on_each_book("search", [searches], last="SEARCH")
+    opens = action("OPEN", "START", control("row", "#list .book", "it", bind | {"order": "$.order"}), "END")
+    for direction in ("asc", "desc"):
+        sort = control("button", "#sort") | {"effects": [effect("set", "order", value=f"title:{direction}")]}
+        actions = [action("SORT", "START", sort), opens]
+        paths += on_each_book(f"sort-{direction}", actions, Step("SORT", {}), last="OPEN")
+    ninth = {"thing": "thing-9"}
+    paths.append((shelf(8, scrolls=True), [Step("SCROLL", ninth), Step("OPEN", ninth)]))
+    assert [result.reason for result in await acted_out(*paths)] == [""] * 10
