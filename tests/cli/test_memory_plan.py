@@ -28,9 +28,8 @@ from minirl.recipes import RECIPES, openwebrl_4b
 from minirl.tree_attention import Chain
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, WORDS = 64, 224, 4, 64, 16, 512
-LLAMA = str(
-    Path(__file__).parents[1] / "data/llama"
-)  # without weights; 4 layers: width 64, 8 heads of 8, 2 of them for keys, 512 words, tied
+# without weights; 4 layers: width 64, 8 heads of 8, 2 of them for keys, 512 words, tied
+LLAMA = str(Path(__file__).parents[1] / "data/llama")
 QWEN_4B = str(MODELS / "Qwen3-VL-4B-Thinking")
 
 
@@ -265,10 +264,9 @@ def test_the_states_of_a_hybrid_by_hand():
     assert layer_bytes(layers[3], 2)[2] == 2 * (3 * 9216 + 2 * 2560), "full attention has no state"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "tiny"])
-def test_mistakes_name_the_flag(path):
-    with pytest.raises(ValueError, match=f"--model.path {path} can't be loaded"):
-        plan(small(8, 80, **{"model.path": path}))
+def test_mistakes_name_the_flag():
+    with pytest.raises(ValueError, match="--model.path tiny can't be loaded"):
+        plan(small(8, 80, **{"model.path": "tiny"}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
