@@ -135,7 +135,8 @@ def test_a_served_model_is_evaluated(eval_script, tmp_path, capsys):
     done = 'I am done.</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
     with serve([say(done)]) as server:
         flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model"]
-        flags += ["--name", str(tmp_path / "tiny"), "--eval.episodes", "3", "--endpoint.price", "0", "1000"]
+        flags += ["--name", str(tmp_path / "tiny"), "--eval.episodes", "3", "--browser.browsers", "1"]
+        flags += ["--endpoint.price", "0", "1000"]
         eval_script.run(["tiny", "--sampler", "remote", *flags])
     said = capsys.readouterr().out
     assert "evaluating served/model on 3 tasks" in said
