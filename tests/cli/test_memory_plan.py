@@ -100,7 +100,6 @@ def test_twice_the_gpus_halve_what_is_sharded():
 
 def test_a_model_of_4b():
     model, tower = meta_model(QWEN_4B)
-    assert 4.2e9 < size(model) < 4.6e9
     layers = model.get_decoder().layers[0], tower.blocks[0]
     assert [layer_bytes(layer, 2)[1] for layer in layers] == [169984, 2 * (11 * 1024 + 8192)]
     config = big(8)  # 1280 x 1000 pixels: 1250 tokens of 2 x 2 patches, and 256 of a response

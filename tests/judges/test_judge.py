@@ -7,11 +7,12 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import openai._base_client
 import pytest
 from endpoint_server import Act, say, serve, status
-from episodes import PNGS, TASK, Gone, episode, pictures_of, turn, words_of
+from episodes import PNGS, TASK, episode, pictures_of, turn, words_of
 
 from minirl.advantages import make_group
 from minirl.benchmarks import protocols
@@ -90,7 +91,7 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
 
 @pytest.mark.parametrize("error", [ValueError("screenshot a is not in runs/x"), FileNotFoundError("a.png")])
 async def test_a_screenshot_that_is_gone_is_no_verdict(error):
-    (said,), server = await judged([say("SUCCESS")], images=Gone(error))
+    (said,), server = await judged([say("SUCCESS")], images=Mock(get=Mock(side_effect=error)))
     assert said == Verdict(None, "", str(error)) and not server.requests
 
 
@@ -151,29 +152,14 @@ async def test_without_a_judge_and_under_rules_there_is_nothing_to_say(ranks):
     assert said.success is None and "a program reads" in said.error and not requests
 
 
-class Sampler:
-    """Answers with a text's ids, or fails."""
-
-    def __init__(self, preprocessor, says: str | Exception):
-        self.preprocessor = preprocessor
-        self.says = says
-        self.requests: list[Request] = []
-
-    async def generate(self, request: Request) -> Sample:
-        self.requests.append(request)
-        if isinstance(self.says, Exception):
-            raise self.says
-        ids = tuple(self.preprocessor.tokenizer(self.says)["input_ids"])
-        return Sample(ids, (0.0,) * len(ids), "stop")
-
-    def close(self) -> None:
-        """Holds nothing."""
-
-
 def scripted(judge: LocalJudge, says: str | Exception) -> LocalJudge:
-    """The judge with a model that always says this."""
+    """The judge with a model that says this once, or fails."""
     judge.sampler.close()
-    judge.sampler = Sampler(judge.preprocessor, says)
+    outcome = says
+    if isinstance(says, str):
+        ids = tuple(judge.preprocessor.tokenizer(says)["input_ids"])
+        outcome = Sample(ids, (0.0,) * len(ids), "stop")
+    judge.sampler = Mock(generate=AsyncMock(side_effect=[outcome]))
     return judge
 
 
@@ -236,7 +222,7 @@ async def test_a_local_judge_is_asked_and_read(local, says, success):
     judge = scripted(local(), says)
     said = await judge(CLICKS)
     assert said.success is success and bool(said.error) is (success is None)
-    (request,) = judge.sampler.requests
+    (request,) = judge.sampler.generate.call_args.args
     assert request.sampling.temperature == 0 and len(request.prompt.images) == 3
     assert request.max_tokens == 1024
     if success:
@@ -250,7 +236,7 @@ async def test_a_real_model_is_asked(local):
     assert said.success is None and "token limit" in said.error
     judge = scripted(local(input="brief"), "so</think>\nSUCCESS<|im_end|>")
     assert (await judge(CLICKS)).success
-    (request,) = judge.sampler.requests
+    (request,) = judge.sampler.generate.call_args.args
     assert (len(request.prompt.images), request.max_tokens) == (1, 192)
 
 
@@ -268,15 +254,11 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
     config = Config("test", sampler=sampler, judge=judge)
     async with open_judge(config, ranks, SimpleNamespace(get=lambda _: BLANK_PNG.getvalue())) as opened:
         assert isinstance(opened, LocalJudge) and opened.sampler.max_batch == JUDGE_BATCH
-        asked: list[Request] = []
-
-        async def refuse(request: Request) -> Sample:
-            asked.append(request)
-            raise SamplerError("no")
-
-        monkeypatch.setattr(opened.sampler, "generate", refuse)
+        generate = AsyncMock(side_effect=SamplerError("no"))
+        monkeypatch.setattr(opened.sampler, "generate", generate)
         await opened(CLICKS)
-        assert [request.seconds for request in asked] == [77], "the judge's, not the agent's"
+        (request,) = generate.call_args.args
+        assert request.seconds == 77, "the judge's, not the agent's"
         assert opened.preprocessor.tokenizer.name_or_path == str(tiny_folder)
     assert opened.sampler.thread._shutdown
 
