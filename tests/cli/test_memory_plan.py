@@ -176,13 +176,8 @@ def test_the_page_for_one_gpu_says_what_is_planned():
         adapters = shards.get("adapters", 0) + shards.get("AdamW moments", 0)
         gathered = update["gathered weights"] + update["gathered gradients"]
         base = sum(shards.values())
-        expected = [
-            shards.get("frozen weights", 0),
-            adapters,
-            shards.get("packed weights", 0),
-            shards["CUDA, NCCL (assumed)"],
-        ]
-        expected += [*out.sampler.values(), base + sum(out.sampler.values())]
+        expected = [shards.get("frozen weights", 0), adapters, shards.get("packed weights", 0)]
+        expected += [shards["CUDA, NCCL (assumed)"], *out.sampler.values(), base + sum(out.sampler.values())]
         expected += [update["gradients"], gathered, update["activations"], update["one layer or the head"]]
         expected += [base + sum(update.values()), out.cpu]
         assert [float(cell) for cell in cells] == pytest.approx([n / GB for n in expected], abs=0.06), title

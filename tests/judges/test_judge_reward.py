@@ -170,7 +170,6 @@ def test_recipes_of_judges_are_not_those_of_policies():
         ((), "say what to do: label, distil, score"),
         (("label", "tiny"), "unknown recipe 'tiny'; there are tiny-judge, judge-4b, judge-8b"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
-        (("distil",), "trajectories/labelled.jsonl does not exist; this run has no dumps"),
         (("distil", "--goals", "0"), "--goals: Input should be greater than 0"),
         (("score",), "trajectories/heldout.jsonl does not exist"),
     ],

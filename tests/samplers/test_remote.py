@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from endpoint_server import refuse, say, serve
+from endpoint_server import say, serve
 from peers import alone
 from shopping import SHOP, tasks
 from workers import make_worker
@@ -109,14 +109,6 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
     assert "1 demonstrations solve held-out tasks, and were left out" in capsys.readouterr().out
     with pytest.raises(ValueError, match="holds no success"):
         await cloned_from("nothing", TaskSets([TASK], [], []))
-
-
-@in_browser
-async def test_a_refusal_ends_the_episode_and_says_so(pool, preprocessor, run):
-    with serve([refuse]) as server:
-        refused = await episode(pool, preprocessor, run, server.url)
-    assert refused.stop is Stop.SAMPLER_ERROR and not refused.valid
-    assert "teacher refused: I can't help with that." in refused.error
 
 
 def test_turns_cut_at_the_limit_get_no_end_word(preprocessor):
