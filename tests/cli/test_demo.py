@@ -56,6 +56,7 @@ def test_the_scripted_demo_succeeds_and_leaves_a_report(capsys):
     assert re.search(rf"(?m)^report +{report}$", said) and '"label":"demo"' in report.read_text()
 
 
+@pytest.mark.more
 def test_a_checkpoint_plays(capsys, tiny_folder: Path):
     """An untrained one, which says nothing that can be understood."""
     demo.run(["--checkpoint", str(tiny_folder)])

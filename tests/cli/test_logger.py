@@ -1,7 +1,7 @@
 """A step's numbers: one line, the files, W&B, the report."""
 
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -53,49 +53,25 @@ def test_what_is_asked_for_and_not_installed_is_a_line(tmp_path, monkeypatch, va
 
 
 def test_wandb_gets_every_step(tmp_path, monkeypatch):
-    class FakeWandb:
-        logged: list = []
-
-        def init(self, **settings):
-            self.settings = settings
-            return self
-
-        def log(self, metrics, step):
-            self.logged.append((step, metrics))
-
-        def finish(self):
-            self.logged.append("finished")
-
-    fake = FakeWandb()
+    fake = Mock()
     monkeypatch.setenv("WANDB_PROJECT", "project")
     monkeypatch.setitem(sys.modules, "wandb", fake)
     logger = Logger(Run(tmp_path), 7)
     logger.step(7, {"reward": 0.5})
     logger.close()
-    assert fake.settings["project"] == "project"
-    assert fake.logged == [(7, {"reward": 0.5}), "finished"]
+    assert fake.init.call_args.kwargs["project"] == "project"
+    assert fake.init.return_value.mock_calls == [call.log({"reward": 0.5}, step=7), call.finish()]
 
 
 def test_tensorboard_gets_every_step_and_evaluation(tmp_path, monkeypatch):
-    class FakeWriter:
-        logged: list = []
-
-        def __init__(self, folder):
-            self.logged.append(folder)
-
-        def add_scalar(self, name, value, step):
-            self.logged.append((name, value, step))
-
-        def close(self):
-            self.logged.append("closed")
-
-    fake = SimpleNamespace(SummaryWriter=FakeWriter)
+    fake = Mock()
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "board")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     logger = Logger(Run(tmp_path / "wide"), 7)
     logger.step(7, {"reward": 0.5})
     logger.evaluation("after RL", 7, successes=1, n=2, aborted=0)
     logger.close()
-    folder, reward, success, *interval, end = FakeWriter.logged
-    assert (folder, reward, end) == ("board/wide", ("reward", 0.5, 7), "closed")
-    assert success == ("eval/success", 0.5, 7) and len(interval) == 2
+    fake.SummaryWriter.assert_called_once_with("board/wide")
+    reward, success, *interval, end = fake.SummaryWriter.return_value.mock_calls
+    assert (reward, end) == (call.add_scalar("reward", 0.5, 7), call.close())
+    assert success == call.add_scalar("eval/success", 0.5, 7) and len(interval) == 2

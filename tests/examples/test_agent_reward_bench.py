@@ -22,12 +22,7 @@ from minirl.types import Stop
 pytestmark = pytest.mark.more
 PLACE = {"url": "http://shop.test/x"}
 STEPS = [
-    {
-        "action": "click('a51')",
-        "url": "http://shop.test/",
-        "screenshot_path": "shots/0.png",
-        "reasoning": "so",
-    },
+    PLACE | {"action": "click('a51')", "screenshot_path": "shots/0.png", "reasoning": "so"},
     PLACE
     | {"action": "fill('b2', 'red (mugs), 2')", "screenshot_path": "shots/1.png"}
     | {"last_action_error": "TimeoutError: a51 is not visible"},

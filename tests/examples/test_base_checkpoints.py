@@ -56,15 +56,6 @@ def test_a_response_is_made_of_few_tokens_whose_numbers_are_those_of_its_thought
     assert pieces(tokenizer, "".join(said)) == said
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_is_the_same_token_wherever_it_stands(tokenizer, word):
-    """What the task says is what the thought repeats, be it followed by a blank, a comma or nothing."""
-    spaced = tokenizer.convert_tokens_to_ids("Ġ" + word)
-    assert spaced is not None
-    for text in (f"Order {word}", f"Order {word}, please", f"a {word} b", f"the {word}.\n"):
-        assert tokenizer(text)["input_ids"].count(spaced) == 1, pieces(tokenizer, text)
-
-
 def test_round_coordinates_are_single_tokens(tokenizer):
     for n in range(0, SCALE + 1, GRID):
         assert pieces(tokenizer, f"[{n}, {n}]") == ["[", f"{n}", ",", f" {n}", "]"]

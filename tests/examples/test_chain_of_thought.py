@@ -31,7 +31,9 @@ TURNS = [
 ]
 TASK = Task("t", "Look at the mugs.", "http://shop-0.test/")
 DEMO = Trajectory(TASK, 0, prefix=(7,), turns=tuple(TURNS), stop=Stop.DONE, success=True)
-NO_THOUGHTS = [say(""), say("<think><answer></answer>"), say("I want mu", finish="length"), status(500)]
+# What is no thought, and one that would be another action
+ANSWERS = [say(""), say("<think><answer></answer>"), say("I want mu", finish="length"), status(500)]
+ANSWERS.append(say("</think> <answer> exit() </answer>"))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ async def test_turns_that_are_not_trained_on_are_not_asked_about():
     assert [turn.parsed.thought for turn in new.turns] == ["# Element: mugs", "It is so.", "It is so."]
 
 
-@pytest.mark.parametrize("answer", [*NO_THOUGHTS, say("</think> <answer> exit() </answer>")])
+@pytest.mark.parametrize("answer", ANSWERS)
 async def test_a_thought_that_is_none_changes_nothing(answer):
     with serve([say("It is there."), say("It is there."), answer]) as server:
         (new,) = await with_thoughts([DEMO], endpoint(server.url), 100)
@@ -106,10 +108,9 @@ async def test_the_models_own_reasoning_is_part_of_the_thought_and_the_question_
         await with_thoughts([DEMO], endpoint("http://127.0.0.1:9"), 100, prompt)
 
 
-@pytest.mark.parametrize("answer", NO_THOUGHTS)
-async def test_an_endpoint_without_thoughts_is_an_error(answer):
+async def test_an_endpoint_without_thoughts_is_an_error():
     refused = pytest.raises(ValueError, match=r"2 of 3 turns keep .* raise --max-tokens \(100\)")
-    with serve([say("It is there."), answer]) as server, refused:
+    with serve([say("It is there."), say("")]) as server, refused:
         await with_thoughts([DEMO], endpoint(server.url), 100)
 
 

@@ -19,6 +19,11 @@ from minirl.types import Stop, Task, Trajectory, Turn
 pytestmark = pytest.mark.more
 
 
+def write(run: Run, label: str, out: Path) -> None:
+    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(out)]
+    script.run(["write", str(run.trajectory_path(label)), *flags])
+
+
 @pytest.fixture(params=["visual", "text"], scope="module")
 def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[Trajectory]]:
     """The folder of a data set, the run that it is of, and the run's demonstrations: public ones, so that it
@@ -28,16 +33,13 @@ def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[
     run = Run(tmp_path / "run")
     run.write_config(to_json(config))
     worker = make_worker(config, preprocessor, images=run.images)
-    found = load(
-        PUBLIC / {"visual": "messages.jsonl", "text": "webrl_policy.json"}[request.param], worker.harness
-    )
-    found = [
-        replace(t, task=Task(f"t{n}", t.task.instruction, "http://a.test/")) for n, t in enumerate(found)
-    ]
+    records = {"visual": "messages.jsonl", "text": "webrl_policy.json"}[request.param]
+    found = load(PUBLIC / records, worker.harness)
+    tasks = [Task(f"t{n}", t.task.instruction, "http://a.test/") for n, t in enumerate(found)]
+    found = [replace(t, task=task) for t, task in zip(found, tasks, strict=True)]
     aborted = replace(found[0], member=2, turns=(), stop=Stop.SITE_ERROR, success=False)
     run.save_trajectories("demos", [aborted, *found, replace(found[0], member=1, success=False)])
-    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
-    script.run(["write", str(run.trajectory_path("demos")), *flags])
+    write(run, "demos", tmp_path / "out")
     return tmp_path / "out", run, found
 
 
@@ -59,9 +61,8 @@ def test_of_several_screenshots_in_a_prompt_the_newest_is_published():
     """Where --agent.screenshots keeps two. A prompt's file, which a run's folder names, is not opened."""
     turn = Turn(0, (), (), (), "so</think>", images=("older", "newer"))
     images = Mock(get=lambda name: name.encode())
-    row = script.trajectory_row(
-        Trajectory(Task("t", "Do it.", ""), 0, turns=(turn,)), make_agent(openwebrl_4b()), images
-    )
+    seen = Trajectory(Task("t", "Do it.", ""), 0, turns=(turn,))
+    row = script.trajectory_row(seen, make_agent(openwebrl_4b()), images)
     assert [picture["bytes"] for picture in row["images"]] == [b"newer"]
 
 
@@ -71,8 +72,7 @@ def test_a_file_that_a_runs_folder_names_is_not_published(tmp_path):
     run.write_config(to_json(replace(config, agent=replace(config.agent, prompt=tmp_path / "secret"))))
     turn = Turn(0, (), (), (), "<think> so </think> <answer> exit() </answer>", page_text="<html></html>")
     run.save_trajectories("demos", [Trajectory(Task("t", "Do it.", ""), 0, turns=(turn,))])
-    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
-    script.run(["write", str(run.trajectory_path("demos")), *flags])
+    write(run, "demos", tmp_path / "out")
     data = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out/data/train.parquet")
     assert "web assistant" in (told := str(data.to_pylist())).lower() or "exit" in told
     assert "the secret" not in told
@@ -92,9 +92,8 @@ def test_what_holds_no_word_is_not_published(published, tmp_path):
     """An episode without turns is left out; where there is no other, one line says so."""
     _, run, found = published
     run.save_trajectories("aborted", [replace(found[0], turns=(), stop=Stop.SITE_ERROR, success=False)])
-    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
     with pytest.raises(ValueError, match="there is no trajectory to publish"):
-        script.run(["write", str(run.trajectory_path("aborted")), *flags])
+        write(run, "aborted", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -1,30 +1,15 @@
 """Episodes for judges, made by hand, and what a judge is shown of them."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 
 
-class Pngs:
-    """Screenshots made of their names."""
-
-    def get(self, name: str) -> bytes:
-        return f"PNG of {name}".encode()
-
-
-class Gone:
-    """Screenshots that can't be read: each raises this error."""
-
-    def __init__(self, error: Exception):
-        self.error = error
-
-    def get(self, name: str) -> bytes:
-        raise self.error
-
-
-PNGS = Pngs()
+# Screenshots made of their names
+PNGS = SimpleNamespace(get=lambda name: f"PNG of {name}".encode())
 
 
 def turn(name: str = "click", image: str = "", feedback: str = "", **arguments: object) -> Turn:

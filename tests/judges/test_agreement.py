@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from minirl.judges.agreement import Pair, pair_of, score, show
@@ -62,19 +60,6 @@ def test_parts_by_benchmark():
     rows = score(some + pairs(0, 1, 0, 0))
     assert [(row.name, row.n) for row in rows] == [("all", 8), ("mind2web", 4), ("voyager", 3)]
     assert rows[0].precision == 3 / 5 and rows[2].precision == 2 / 3 and rows[1].invalid == 1
-
-
-@given(st.lists(st.builds(Pair, st.booleans(), st.none() | st.booleans(), st.sampled_from("xy"))))
-def test_parts_add_up_and_rates_are_rates(some):
-    overall, *parts = score(some)
-    assert overall.n + overall.invalid == len(some)
-    assert sum(part.n for part in parts) == overall.n
-    assert sum(part.invalid for part in parts) == overall.invalid
-    for row in (overall, *parts):
-        rates = (row.accuracy, row.precision, row.recall, row.f1)
-        assert all(rate is None or 0 <= rate <= 1 for rate in rates)
-        if row.precision and row.recall:
-            assert row.f1 == pytest.approx(2 / (1 / row.precision + 1 / row.recall))
 
 
 def test_a_judged_trajectory_as_a_pair():

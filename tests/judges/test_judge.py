@@ -7,11 +7,12 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import openai._base_client
 import pytest
-from endpoint_server import Act, body, completion, drip, say, serve, slow, status
-from episodes import PNGS, TASK, Gone, episode, turn, words_of
+from endpoint_server import Act, say, serve, status
+from episodes import PNGS, TASK, episode, pictures_of, turn, words_of
 
 from minirl.advantages import make_group
 from minirl.benchmarks import protocols
@@ -62,20 +63,12 @@ async def test_a_served_judge_is_asked_in_full_also_where_a_small_one_would_not_
     assert asked[0] == asked[1] and len(str(asked[0][0]["messages"])) > 1000
 
 
-EMPTY = completion({"content": None, "reasoning_content": "Let me see"}, finish="length")
-
 # what the server does: the episode's reward, or None where it must be masked
 BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "success": ([say("Fine.\nSUCCESS")], 1.0),
     "failure": ([say("One mug.\nNOT SUCCESS")], 0.0),
-    "busy, then success": ([status(429), say("SUCCESS")], 1.0),
     "broken": ([status(500)], None),
-    "slow": ([slow(1.0)], None),
-    "drips": ([drip], None),
-    "filtered": ([say("SUCCESS", finish="content_filter")], None),
-    "no content": ([say("")], None),
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
-    "still thinking": ([body(EMPTY)], None),
     "no verdict": ([say("It is hard to say.")], None),
 }
 
@@ -83,7 +76,7 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
 @pytest.mark.parametrize("name", BEHAVIOUR)
 async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
     acts, reward = BEHAVIOUR[name]
-    (said,), _ = await judged(acts, seconds=0.3 if "slow" in name or "drips" in name else 5.0)
+    (said,), _ = await judged(acts)
     gated = apply_reward_gates(episode(turn(image="a"), verdict=said))
     others = [replace(episode(), member=m) for m in (1, 2)]
     kept = [t.member for t in make_group([gated, *others])]
@@ -98,13 +91,12 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
 
 @pytest.mark.parametrize("error", [ValueError("screenshot a is not in runs/x"), FileNotFoundError("a.png")])
 async def test_a_screenshot_that_is_gone_is_no_verdict(error):
-    (said,), server = await judged([say("SUCCESS")], images=Gone(error))
+    (said,), server = await judged([say("SUCCESS")], images=Mock(get=Mock(side_effect=error)))
     assert said == Verdict(None, "", str(error)) and not server.requests
 
 
 OFFICIAL = [p for p in protocols.PROTOCOLS if p.name.endswith("-official") and p.judge.input != "rules"]
 each_protocol = pytest.mark.parametrize("protocol", OFFICIAL, ids=lambda p: p.name)
-SHOTS = dict.fromkeys(("webvoyager", "deepshop"), ["b", "c", "last"]) | {"agenttrek": ["last"], "trace": []}
 CLICKS = episode(*(turn(image=name) for name in "abc"))
 
 
@@ -133,7 +125,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
     assert (system["role"], system["content"][0]["text"]) == ("system", asked[0][1][0])
     pictures = [part["image_url"]["url"] for part in user["content"] if part["type"] == "image_url"]
     names = [b64decode(url.partition(",")[2]).decode().removeprefix("PNG of ") for url in pictures]
-    assert names == SHOTS[own.input]
+    assert names == pictures_of(asked)
     words = "".join(part["text"] for part in user["content"] if part["type"] == "text")
     assert words == words_of(asked)
 
@@ -160,27 +152,14 @@ async def test_without_a_judge_and_under_rules_there_is_nothing_to_say(ranks):
     assert said.success is None and "a program reads" in said.error and not requests
 
 
-class Sampler:
-    """Answers with a text's ids, or fails."""
-
-    def __init__(self, preprocessor, says: str | Exception, finish: str = "stop"):
-        self.preprocessor, self.says, self.finish, self.requests = preprocessor, says, finish, []
-
-    async def generate(self, request: Request) -> Sample:
-        self.requests.append(request)
-        if isinstance(self.says, Exception):
-            raise self.says
-        ids = tuple(self.preprocessor.tokenizer(self.says)["input_ids"])
-        return Sample(ids, (0.0,) * len(ids), self.finish)
-
-    def close(self) -> None:
-        """Holds nothing."""
-
-
-def scripted(judge: LocalJudge, says: str | Exception, finish: str = "stop") -> LocalJudge:
-    """The judge with a model that always says this."""
+def scripted(judge: LocalJudge, says: str | Exception) -> LocalJudge:
+    """The judge with a model that says this once, or fails."""
     judge.sampler.close()
-    judge.sampler = Sampler(judge.preprocessor, says, finish)
+    outcome = says
+    if isinstance(says, str):
+        ids = tuple(judge.preprocessor.tokenizer(says)["input_ids"])
+        outcome = Sample(ids, (0.0,) * len(ids), "stop")
+    judge.sampler = Mock(generate=AsyncMock(side_effect=[outcome]))
     return judge
 
 
@@ -232,21 +211,18 @@ def test_a_page_cant_forge_tokens_of_a_local_judges_prompt(preprocessor):
 
 
 @pytest.mark.parametrize(
-    ("says", "finish", "success"),
+    ("says", "success"),
     [
-        ("Is it?\n</think>\n\nTwo mugs.\nSUCCESS<|im_end|>", "stop", True),
-        ("NOT SUCCESS?\nSUCCESS\n</think>\nNOT SUCCESS<|im_end|>", "stop", False),
-        ("SUCCESS<|im_end|>", "stop", None),  # the template has opened <think>: this is still thought
-        ("so</think>\nSUCCESS", "length", None),
-        ("so</think>\nwell<|im_end|>", "stop", None),
-        (SamplerError("the sampler did not answer in time"), "stop", None),
+        ("Is it?\n</think>\n\nTwo mugs.\nSUCCESS<|im_end|>", True),
+        ("SUCCESS<|im_end|>", None),  # the template has opened <think>: this is still thought
+        (SamplerError("the sampler did not answer in time"), None),
     ],
 )
-async def test_a_local_judge_is_asked_and_read(local, says, finish, success):
-    judge = scripted(local(), says, finish)
+async def test_a_local_judge_is_asked_and_read(local, says, success):
+    judge = scripted(local(), says)
     said = await judge(CLICKS)
     assert said.success is success and bool(said.error) is (success is None)
-    (request,) = judge.sampler.requests
+    (request,) = judge.sampler.generate.call_args.args
     assert request.sampling.temperature == 0 and len(request.prompt.images) == 3
     assert request.max_tokens == 1024
     if success:
@@ -260,7 +236,7 @@ async def test_a_real_model_is_asked(local):
     assert said.success is None and "token limit" in said.error
     judge = scripted(local(input="brief"), "so</think>\nSUCCESS<|im_end|>")
     assert (await judge(CLICKS)).success
-    (request,) = judge.sampler.requests
+    (request,) = judge.sampler.generate.call_args.args
     assert (len(request.prompt.images), request.max_tokens) == (1, 192)
 
 
@@ -278,15 +254,11 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
     config = Config("test", sampler=sampler, judge=judge)
     async with open_judge(config, ranks, SimpleNamespace(get=lambda _: BLANK_PNG.getvalue())) as opened:
         assert isinstance(opened, LocalJudge) and opened.sampler.max_batch == JUDGE_BATCH
-        asked: list[Request] = []
-
-        async def refuse(request: Request) -> Sample:
-            asked.append(request)
-            raise SamplerError("no")
-
-        monkeypatch.setattr(opened.sampler, "generate", refuse)
+        generate = AsyncMock(side_effect=SamplerError("no"))
+        monkeypatch.setattr(opened.sampler, "generate", generate)
         await opened(CLICKS)
-        assert [request.seconds for request in asked] == [77], "the judge's, not the agent's"
+        (request,) = generate.call_args.args
+        assert request.seconds == 77, "the judge's, not the agent's"
         assert opened.preprocessor.tokenizer.name_or_path == str(tiny_folder)
     assert opened.sampler.thread._shutdown
 

@@ -19,6 +19,7 @@ from minirl.run_folder import Run
 from minirl.types import Parsed, Stop, Task, Trajectory, Verdict
 
 TASK = shopping.tasks(1)[0]
+OPEN = replace(TASK, goal={})  # which only a judge can score
 BY_JUDGE = replace(tiny(), reward=RewardConfig(by="judge"), judge=JudgeConfig(path="somewhere"))
 
 
@@ -81,15 +82,14 @@ async def test_the_judge_rewards_and_the_site_keeps_its_word(rollouts):
 async def test_a_judge_is_asked_before_a_failure_is_blamed_on_the_site(rollouts):
     """What the agent found before it met a page that keeps visitors out counts; what it did not find is
     nobody's fault, and leaves the group."""
-    open_task = replace(TASK, goal={})
-    found = replace(shopping.episode(TASK, 0), task=open_task, blocked="it answered 403")
+    found = replace(shopping.episode(TASK, 0), task=OPEN, blocked="it answered 403")
     lost = replace(found, member=1)
 
     async def says(trajectory: Trajectory) -> Verdict:
         return Verdict(trajectory.member == 0, "So.")
 
     made = rollouts(replace(BY_JUDGE, rollout=replace(tiny().rollout, group=2)), says, found, lost)
-    first, second = await made.group(open_task, 0, 0, 5)
+    first, second = await made.group(OPEN, 0, 0, 5)
     assert (first.stop, first.success, first.reward, first.valid) == (Stop.DONE, True, 1.0, True)
     assert (second.stop, second.success, second.reward, second.valid) == (Stop.BLOCKED, False, 0.0, False)
     assert second.verdict == Verdict(False, "So.") and second.error == "blocked: it answered 403"
@@ -105,29 +105,26 @@ async def test_by_default_and_in_evaluations_a_task_with_a_goal_asks_nobody(roll
     assert "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
     made = rollouts(BY_JUDGE, judge, *episodes)
     assert await made.episode(TASK, 1, None, 5) == episodes[1] and judge.asked == []
-    open_task = replace(TASK, goal={})
-    judged = await rollouts(BY_JUDGE, judge, replace(episodes[1], task=open_task)).episode(
-        open_task, 0, None, 5
-    )
+    made = rollouts(BY_JUDGE, judge, replace(episodes[1], task=OPEN))
+    judged = await made.episode(OPEN, 0, None, 5)
     assert judge.asked == [1] and judged.success and judged.reward == 1
 
 
 async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
     """An open task, one response that could not be read on the way, no answer: the judge decides whether the
     task was fulfilled; training gives nothing and does not ask."""
-    open_task = replace(TASK, goal={})
     done = shopping.episode(TASK, 0)
     unread = replace(done.turns[0], parsed=Parsed(error="Error: no call."))
-    stumbled = replace(done, task=open_task, success=False, turns=(unread, *done.turns))
-    silent = replace(done, task=open_task, success=False, member=1, answer="")
+    stumbled = replace(done, task=OPEN, success=False, turns=(unread, *done.turns))
+    silent = replace(done, task=OPEN, success=False, member=1, answer="")
     config = replace(BY_JUDGE, rollout=replace(tiny().rollout, group=2))
     made = rollouts(config, Lenient(), stumbled, silent)
-    trained = await made.group(open_task, 0, 0, 5)
+    trained = await made.group(OPEN, 0, 0, 5)
     assert made.judge.asked == [] and [(t.success, t.reward) for t in trained] == [(False, 0.0)] * 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(made, "policy", lambda *_, **__: None)
         patch.setattr(made, "sampler", Idle())
-        evaluated = await made.evaluate([(open_task, 0), (open_task, 1)], "eval", 5, lambda done: None)
+        evaluated = await made.evaluate([(OPEN, 0), (OPEN, 1)], "eval", 5, lambda done: None)
     assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
 
 
@@ -136,17 +133,14 @@ async def test_an_evaluated_episode_at_its_turn_limit_is_judged_once_if_any_endi
     rollouts, after, asked
 ):
     """As AutoWebWorld's at its 15th turn, which has no answer; a group of training asks nobody."""
-    open_task = replace(TASK, goal={})
-    limited = replace(
-        shopping.episode(TASK, 0), task=open_task, success=False, answer="", stop=Stop.MAX_STEPS
-    )
+    limited = replace(shopping.episode(TASK), task=OPEN, success=False, answer="", stop=Stop.MAX_STEPS)
     reward = replace(BY_JUDGE.reward, after=after)
     config = replace(BY_JUDGE, reward=reward, rollout=replace(tiny().rollout, group=2))
     judge = Lenient()
     made = rollouts(config, judge, limited, replace(limited, member=1))
-    assert not any(trajectory.success for trajectory in await made.group(open_task, 0, 0, 5))
+    assert not any(trajectory.success for trajectory in await made.group(OPEN, 0, 0, 5))
     assert judge.asked == []
-    evaluated = await made.episode(open_task, 0, None, 5)
+    evaluated = await made.episode(OPEN, 0, None, 5)
     assert judge.asked == asked
     assert (evaluated.success, evaluated.reward, evaluated.stop) == (bool(asked), len(asked), Stop.MAX_STEPS)
 
@@ -159,7 +153,6 @@ def test_reward_by_judge_needs_a_judge():
 
 
 def test_recipes_of_judges_are_not_those_of_policies():
-    assert list(JUDGE_RECIPES) == ["tiny_judge", "judge_4b", "judge_8b"]
     assert not RECIPES.keys() & JUDGE_RECIPES
     inputs = {name: check(recipe()).judge.input for name, recipe in JUDGE_RECIPES.items()}
     assert inputs == {"tiny_judge": "brief", "judge_4b": "openwebrl", "judge_8b": "openwebrl"}
@@ -177,8 +170,6 @@ def test_recipes_of_judges_are_not_those_of_policies():
         ((), "say what to do: label, distil, score"),
         (("label", "tiny"), "unknown recipe 'tiny'; there are tiny-judge, judge-4b, judge-8b"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
-        (("label", "--runs", "NOWHERE", "--judge.model", "x"), "no dump of a policy in --runs NOWHERE"),
-        (("distil",), "trajectories/labelled.jsonl does not exist; this run has no dumps"),
         (("distil", "--goals", "0"), "--goals: Input should be greater than 0"),
         (("score",), "trajectories/heldout.jsonl does not exist"),
     ],

@@ -1,9 +1,10 @@
 """Labels: which trajectories a teacher is asked about, what is kept of its answers, and what is held out."""
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 import shopping
@@ -108,8 +109,6 @@ def test_shares_are_kept_and_each_seed_holds_out_others():
     train, heldout = split(labelled, 0.2, seed=0)
     assert (len(train), len(heldout)) == (160, 40)
     assert split(labelled, 0.2, seed=1)[1] != heldout
-    with pytest.raises(ValueError, match="1 labels on 1 goals are too few"):
-        split(labelled[:1], 0.2, seed=0)
 
 
 def test_a_goal_is_told_by_site_and_instruction():
@@ -129,14 +128,9 @@ async def test_a_checkpoint_can_be_the_teacher(tmp_path, ranks, monkeypatch):
     dump(run, "step_00001", shopping.episode(TASK))
     asked = []
 
-    @asynccontextmanager
-    async def opened(config, ranks, images):
+    def opened(config, *_):
         asked.append(config.judge.path)
-
-        async def judge(trajectory):
-            return Verdict(False, "Not one kite.")
-
-        yield judge
+        return nullcontext(AsyncMock(return_value=Verdict(False, "Not one kite.")))
 
     monkeypatch.setattr("minirl.judges.labels.open_judge", opened)
     config = config_of(tmp_path, run)

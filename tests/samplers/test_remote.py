@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from endpoint_server import refuse, say, serve
+from endpoint_server import say, serve
 from peers import alone
 from shopping import SHOP, tasks
 from workers import make_worker
@@ -111,14 +111,6 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
         await cloned_from("nothing", TaskSets([TASK], [], []))
 
 
-@in_browser
-async def test_a_refusal_ends_the_episode_and_says_so(pool, preprocessor, run):
-    with serve([refuse]) as server:
-        refused = await episode(pool, preprocessor, run, server.url)
-    assert refused.stop is Stop.SAMPLER_ERROR and not refused.valid
-    assert "teacher refused: I can't help with that." in refused.error
-
-
 def test_turns_cut_at_the_limit_get_no_end_word(preprocessor):
     """As it would be if our model had been cut there."""
     harness = make_worker(CONFIG, preprocessor).harness
@@ -135,7 +127,8 @@ def test_a_served_model_is_evaluated(eval_script, tmp_path, capsys):
     done = 'I am done.</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
     with serve([say(done)]) as server:
         flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model"]
-        flags += ["--name", str(tmp_path / "tiny"), "--eval.episodes", "3", "--endpoint.price", "0", "1000"]
+        flags += ["--name", str(tmp_path / "tiny"), "--eval.episodes", "3", "--browser.browsers", "1"]
+        flags += ["--endpoint.price", "0", "1000"]
         eval_script.run(["tiny", "--sampler", "remote", *flags])
     said = capsys.readouterr().out
     assert "evaluating served/model on 3 tasks" in said
