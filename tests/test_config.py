@@ -21,6 +21,35 @@ from minirl.recipes import RECIPES
 from minirl.run_folder import flatten
 from minirl.tiny.checkpoints import BASE_TEXT
 
+FLAGS = """
+--recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
+--plan
+--model.path --model.dtype --model.lora --model.base-bits --model.gradient-checkpointing
+--model.freeze-vision --model.freeze --model.max-pixels
+--agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.answers
+--agent.numbered --agent.boxes --agent.reasoning --agent.response-tokens --agent.context-tokens
+--agent.format-errors --agent.repeats
+--browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
+--browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
+--browser.deny --browser.host-rate --browser.insecure --browser.locale --browser.timezone --browser.user-agent
+--sampler.kind --sampler.temperature --sampler.gpu-memory --sampler.points
+--endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
+--judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
+--judge.prompt --judge.response-tokens
+--task.train --task.heldout --task.demo-goals --task.train-goals --task.short --task.demo-long --task.reward
+--task.reset --task.servers
+--rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.delay --rollout.dump-all
+--reward.by --reward.invalid --reward.format --reward.after --reward.success
+--reward.format-error --reward.partial
+--loss.method --loss.weighting --loss.credit --loss.clip-high --loss.dual-clip --loss.kl --loss.std-eps
+--optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
+--optim.offload
+--batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
+--sft.betas --sft.weight-decay --sft.grad-clip --sft.demos --sft.lr --sft.epochs --sft.max-steps --sft.batch
+--sft.max-pixels --sft.warmup --sft.held-back
+--eval.episodes --eval.max-steps --eval.temperature --eval.top-p --eval.top-k --eval.response-tokens
+"""
+
 
 def parse(*argv: str) -> Config:
     return from_command_line(argv, "train.py")
@@ -143,6 +172,21 @@ def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tm
 def test_an_interrupted_script_says_so_with_status_130(ended, cause):
     script = Mock(__file__="train.py", run=Mock(side_effect=cause))
     assert ended(script) == (130, "interrupted\n")
+
+
+def flags_of(config: object, prefix: str = "--") -> list[str]:
+    names = []
+    for name, value in vars(config).items():
+        if dataclasses.is_dataclass(value):
+            names += flags_of(value, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name.replace("_", "-"))
+    return names
+
+
+def test_the_settings_are_these():
+    """A new one is a decision: it is written down here, too."""
+    assert sorted(flags_of(Config(""))) == sorted(FLAGS.split())
 
 
 def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):

@@ -234,7 +234,8 @@ async def test_a_password_in_an_address_is_told_nowhere(play, site):
         trajectory = await play(address + path, *steps)
         told = to_record(replace(trajectory, task=replace(trajectory.task, id=path)))
         assert trajectory.stop is stop and "secret" not in json.dumps(told)
-    assert f"({site}/popup)" in told["turns"][1]["feedback"][0] if told["turns"] else True
+        if told["turns"]:
+            assert f"({site}/popup)" in told["turns"][1]["feedback"][0]
 
 
 async def test_a_first_page_with_an_error_status_is_the_agents_to_deal_with(play):

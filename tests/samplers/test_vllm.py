@@ -18,6 +18,7 @@ import torch
 from peers import alone, on_ranks
 from training import logprobs_of, make_trainer, save_text_model
 
+from minirl import lora
 from minirl.config import AgentConfig, BrowserConfig, ModelConfig, SamplerConfig
 from minirl.distributed import Ranks
 from minirl.recipes import tiny
@@ -320,9 +321,12 @@ async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, a
 
 
 @pytest.mark.vllm
-async def test_log_probs_are_the_trainers_with_adapters(trainer, sampler, asked, ranks):
-    """Three updates of what is merged into the engine's weights."""
-    adapted = open_trainer(Path(trainer.config.model.path), ranks, lora=16)
+@pytest.mark.parametrize("rank", [1, 16, 64])
+async def test_log_probs_are_the_trainers_with_adapters(trainer, sampler, asked, rank, ranks, monkeypatch):
+    """Three updates of what is merged into the engine's weights. The control streams another scale."""
+    adapted = open_trainer(Path(trainer.config.model.path), ranks, rank)
+    base = adapted.policy.model.get_decoder().layers[0].self_attn.q_proj.weight
+    before = base.clone()
     sampler.sync(adapted.weights())
     for _ in range(3):
         rows = rows_of(asked, await sample(sampler, asked))
@@ -331,6 +335,14 @@ async def test_log_probs_are_the_trainers_with_adapters(trainer, sampler, asked,
         assert gap(adapted, rows_of(asked, await sample(sampler, asked))) > 0.01
         sampler.sync(adapted.weights())
     assert gap(adapted, rows_of(asked, await sample(sampler, asked))) < NEAR
+    for _ in range(50):
+        sampler.sync(adapted.weights())
+    assert gap(adapted, rows_of(asked, await sample(sampler, asked))) < NEAR
+    assert torch.equal(base, before)
+    monkeypatch.setattr(lora, "SCALE", 4.0)
+    sampler.sync(list(adapted.weights()))
+    monkeypatch.undo()
+    assert gap(adapted, rows_of(asked, await sample(sampler, asked))) > 0.01
 
 
 @pytest.mark.vllm
