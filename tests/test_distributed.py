@@ -198,7 +198,8 @@ def load_model_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def test_a_wrong_share_is_noticed(tiny_folder, on_one):
     """The control: half of the episodes give other weights."""
-    one, other = (on_one("openwebrl", "plain", few) for few in (False, True))
+    one = on_one("openwebrl", "plain", False)
+    other = on_one("openwebrl", "plain", True)
     with pytest.raises(AssertionError):
         assert_same(other, one, load_model_weights(tiny_folder))
 
