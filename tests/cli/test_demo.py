@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from minirl import __main__ as door
-from minirl.benchmarks.task_sets import make_task_sets
+from minirl.benchmarks.task_sets import load_source
 from minirl.cli import demo
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.worlds.shop import shops_of
 
-TASK = make_task_sets(tiny()).heldout[0]
+(TASK,) = load_source(tiny().task.heldout, 1, tiny())
 (SHOP,) = shops_of([TASK])
 OUT = Path("runs/demo")
 PLACE = ["--tasks", "shops:{0}-{0}".format(SHOP.name.removeprefix("shop-"))]
