@@ -31,7 +31,6 @@ from minirl.types import Task, Trajectory, Turn
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
     "eval.episodes": 3,
-    "eval.max-steps": 2,
     "eval.response-tokens": 8,
     "agent.response-tokens": 48,
     "task.train": "shops:600-611",
