@@ -42,6 +42,8 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     config = resume.resolve(RECIPES[name](), parse)
     if config.warm_start not in ("sft", "none"):
         raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")
+    if config.plan or config.resume:
+        raise ValueError("--plan and --resume are train.py's; eval.py goes on by itself where it was cut off")
     if not config.compare:
         check(config)
     return config

@@ -35,13 +35,13 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     """Evaluate the model as it is, briefly, clone the demonstrations and save the checkpoint `sft`."""
     config = experiment.config
     trainer = experiment.trainer
-    tasks = experiment.tasks.heldout[: config.eval.interim_episodes]
-    await evaluate(experiment, worker, tasks, "before", 0)
 
     # 1. Demonstrations: of the dump that --sft.demos names, or scripted solutions, acted out now.
     demos = await experiment.demonstrate(worker)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
+    tasks = experiment.tasks.heldout[: config.eval.interim_episodes]
+    await evaluate(experiment, worker, tasks, "before", 0)
 
     # 2. Rows: every turn as tokens, of which the response is cloned. Screenshots may be smaller than later.
     if config.sft.max_pixels is not None:
@@ -78,6 +78,8 @@ def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
     if config.resume:
         raise ValueError("--resume is for train.py: a cloning that was cut off is begun anew, without it")
+    if config.warm_start not in ("sft", "none"):
+        raise ValueError(f"--warm-start is for train.py: to clone from it, --model.path {config.warm_start}")
     check_run(config)
     with open_ranks(config.browser.episode_seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))

@@ -92,10 +92,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
 async def main(config: Config, ranks: Ranks) -> None:
     """Run from the start, or from where a run was left, to the last evaluation."""
     experiment = open_experiment(config, ranks)
-    if config.replay:
-        opened = contextlib.nullcontext(Replay(Run(config.replay)))
-    else:
-        opened = experiment.worker(rewarded=True)
+    opened = contextlib.nullcontext(Replay(Run(config.replay))) if config.replay else experiment.worker()
     async with opened as worker:
         state = await begin(experiment, worker, warm_start)
         with saving(experiment, state):

@@ -127,7 +127,8 @@ def table_of(args: Args, cells: list[Cell]) -> Table:
         if not rates:
             table.add_row(cell.part, cell.name, by_seed, "", "")
             continue
-        n = sum(figure["n"] for figure in figures if figure)
+        # all seeds are evaluated on the same tasks, each of which counts once
+        n = next(figure["n"] for figure in figures if figure)
         low, high = wilson(round(mean(rates) * n), n)
         table.add_row(cell.part, cell.name, by_seed, f"{mean(rates):.1%}", f"{low:.1%} to {high:.1%}")
     return table

@@ -194,7 +194,7 @@ class BatchConfig:
 @dataclass(frozen=True)
 class SftConfig(AdamConfig):
     demos: Path | None = None
-    """Clone this file's successes: a run's dump, public records (docs/data.md); by default scripted ones."""
+    """Clone this file's successes: a run's dump (docs/data.md); by default scripted ones."""
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None  # stop after this many updates even if epochs remain

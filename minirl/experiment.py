@@ -60,7 +60,7 @@ class Experiment:
         return Checkpoints(self.trainer, self.run.checkpoint_dir)
 
     @contextlib.asynccontextmanager
-    async def worker(self, rewarded: bool = False) -> AsyncIterator[RolloutWorker]:
+    async def worker(self, rewarded: bool = True) -> AsyncIterator[RolloutWorker]:
         """Open browsers, sites and a sampler with the trainer's weights for as long as the block lasts.
         ValueError if an episode that is to be `rewarded` could not be."""
         from minirl.benchmarks.task_sets import choose_benchmarks, refuse_impossible

@@ -320,7 +320,7 @@ def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # tokenizers raises bare ones, safetensors its own, torch RuntimeError
-        raise ValueError(f"--model.path {path} can't be loaded: {first_line(error)}") from error
+        raise ValueError(f"{path} can't be loaded: {first_line(error)}") from error
 
 
 class Encoded(NamedTuple):

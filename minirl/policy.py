@@ -58,6 +58,10 @@ def make_policy(
     """Return the model as a policy on this rank, sharded unless one rank computes in float32; what is trained
     is float32. ValueError if this model or machine can't do what the config asks for."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
+    text = model.config.get_text_config()
+    names = ("logits_scaling", "logit_scale", "final_logit_softcapping")
+    if any(getattr(text, name, None) not in (None, 1) for name in names):
+        raise ValueError("--model.path: this model scales its logits, which is not done here; choose another")
     policy = Policy(model, preprocessor, config.sampler.temperature)
     policy.requires_grad_(train)
     dtype = compute_dtype(config.model, ranks.device)

@@ -189,7 +189,8 @@ class Run:
             with suppress(OSError, subprocess.SubprocessError):  # there is none, or it takes long
                 commit = subprocess.check_output(ask, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS)
             start = {"command": shlex.join(sys.argv), "commit": commit.decode().strip()}
-            append_line(self.root / "starts.jsonl", start)
+            path = self.root / "starts.jsonl"
+            write_lines(path, [*read_records(path, dict), start])
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a step's numbers; null stands for what is none, which JSON has no word for."""

@@ -227,7 +227,9 @@ class Trainer:
         else:
             self.bad_steps += 1
             if self.bad_steps >= MAX_BAD_STEPS:
-                raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
+                raise ValueError(
+                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr, or --sft.lr"
+                )
         self.optimizer.zero_grad(set_to_none=True)  # rollouts have their memory
         release_memory()
         return totals

@@ -33,7 +33,7 @@ class World:
     members: dict[str, str] = field(default_factory=dict)  # account -> role
     orders: list[list[str]] = field(default_factory=list)  # what was ordered, by SKU
     reviews: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # SKU, quoted -> author, percent
-    rest_broken: bool = False  # the shop's server answers with an error
+    rest_broken: bool | str = False  # the shop's server answers with an error, or with "a page"
     busy: int = 0  # so many times the reset server says that it is not ready
     resets: int = 0
     asked: list[str] = field(default_factory=list)  # every request, as "shopping GET /path?query"
@@ -118,6 +118,8 @@ def shopping(asked: Asked, world: World) -> Answer | None:
             admin = LOGINS["shopping_admin"]
             good = asked.sent == {"username": admin["user"], "password": admin["password"]}
             return as_json(TOKEN) if good else as_json({"message": "no"}, 401)
+        case "GET", ["rest", "V1", *_] if world.rest_broken == "a page":
+            return page("Back soon", "Maintenance")
         case "GET", ["rest", "V1", *_] if asked.token != f"Bearer {TOKEN}" or world.rest_broken:
             return as_json({"message": "The consumer isn't authorized"}, 401)
         case "GET", ["rest", "V1", "orders"]:

@@ -157,7 +157,7 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
     [
         (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny-text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
-        (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
+        (["tiny", "--model.path", "/nowhere/model"], "/nowhere/model can't be loaded: "),
         (["tiny", "--model.path", str(BASE_TEXT)], "a text recipe as tiny-text"),
         (["tiny", "--sampler", "vllm"], "pip install 'minirl-web[vllm]'"),
     ],
@@ -245,6 +245,7 @@ COUNTS += "batch.epochs batch.minibatch-turns sft.batch"
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
+        ("--loss.credit return-to-go --reward.invalid mask", "add --reward.invalid drop"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has no --loss.kl"),
     ],
 )

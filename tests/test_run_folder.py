@@ -248,7 +248,11 @@ def test_a_start_is_recorded_whatever_git_does(tmp_path, monkeypatch, git, commi
     monkeypatch.setattr(run_folder, "GIT_SECONDS", 5 if commit else 0.2)
     run = Run(tmp_path / "run")
     run.add_start()
-    assert json.loads((run.root / "starts.jsonl").read_text())["commit"] == commit
+    starts = run.root / "starts.jsonl"
+    assert json.loads(starts.read_text())["commit"] == commit
+    starts.write_text(starts.read_text() + '{"comm')  # the disk was full
+    run.add_start()
+    assert [json.loads(line)["commit"] for line in starts.read_text().splitlines()] == [commit, commit]
 
 
 HOLD = "import sys, time; from pathlib import Path; from minirl.run_folder import Run\n"

@@ -397,6 +397,7 @@ async def test_a_warm_start_clones_what_was_demonstrated_and_says_how_what_was_h
         (["--replay", "{run}"], "holds a run already; go on with --resume, or choose another --name"),
         (["--resume", "--warm-start", "none"], "was made with warm_start sft, not none;"),
         (["--resume", "--seed", "1"], "was made with seed 0, not 1;"),
+        (["--resume", "--shuffle-rewards"], "was made with shuffle_rewards False, not True;"),
         (["--resume", "--name", "{run}y"], "--resume: there is no run in"),
     ],
 )
@@ -413,6 +414,8 @@ def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
 def test_weights_that_a_run_started_from_are_not_cloned_anew(ended, finished):
     code, err = ended(sft, *small(finished, "--resume"))
     assert code == 2 and "--resume is for train.py" in err
+    code, err = ended(sft, "tiny", "--warm-start", "clones/sft")
+    assert code == 2 and "to clone from it, --model.path clones/sft" in err
 
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(finished, capsys):

@@ -254,6 +254,13 @@ def test_the_lowest_layers_and_the_embeddings_stay_as_they_are(preprocessor, ran
         make_trainer(path, ranks, model={"freeze": 3})
 
 
+def test_a_model_that_scales_its_logits_is_refused(preprocessor, ranks, tmp_path):
+    """What is trained would be another distribution than what is sampled."""
+    path = save_text_model(tmp_path / "text", preprocessor, "Granite", logits_scaling=8.0)
+    with pytest.raises(ValueError, match="this model scales its logits"):
+        make_trainer(path, ranks)
+
+
 def test_a_text_model_has_nothing_to_freeze(preprocessor, ranks, groups, tmp_path):
     text = save_text_model(tmp_path / "text", preprocessor, "Llama")
     rows = [replace(row, images=()) for row in rows_of(groups) if not row.images]

@@ -26,6 +26,7 @@ import tyro
 from annotated_types import MinLen
 from pydantic import BaseModel, BeforeValidator, TypeAdapter
 
+from minirl.cli.command_line import run_main
 from minirl.console import say
 from minirl.judges.labels import HELD_OUT
 from minirl.run_folder import Run, read_as
@@ -158,4 +159,4 @@ def main(folder: tyro.conf.Positional[Path], out: Path = Path("runs/agent_reward
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_main(lambda argv: tyro.cli(main, args=argv))

@@ -97,10 +97,11 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
             given[key] = " + ".join(value.split()) if their_key == "key" else value
     text = given["text"]
     given["text"] = text.removesuffix("\n")
-    calls = (read_call(given), Call("press_enter"))
-    if name == "type" and text.endswith("\n"):
-        return calls if given["text"] else calls[1:]
-    return calls[:1]
+    call = read_call(given)
+    if name != "type" or not text.endswith("\n"):
+        return (call,)
+    enter = Call("press_enter")
+    return (call, enter) if given["text"] else (enter,)
 
 
 def _literal(source: str) -> Json:
@@ -111,11 +112,11 @@ def _literal(source: str) -> Json:
             case ast.Call(ast.Name(name), [], keywords):  # as UI-TARS writes them
                 arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
                 return {"action": name} | arguments
-            case ast.Dict(keys, values):
+            case ast.Dict(values=values) as dictionary:
                 for n, value in enumerate(values):
                     if isinstance(value, ast.Name):
                         values[n] = ast.Constant(value.id)
-                return ast.literal_eval(ast.Dict(keys, values))
+                return ast.literal_eval(dictionary)
     raise ValueError("it can't be read; write it like {'action': 'press_enter'}")
 
 

@@ -55,7 +55,7 @@ async def watched(
         if not page.is_closed():
             raise
     settled = await session.settle(quiet=quiet)
-    notes = _changes(settled, session, old_url, old_tabs)
+    notes = _changes(settled, session, old_url, old_tabs, is_click)
     if is_click and not (notes or target.options or settled.changes or settled.revalued):
         after = await look(session)
         if "type=file" in effect.name and not session.news:  # a busy browser tells only later that it opens
@@ -68,7 +68,7 @@ async def watched(
     effect.notes = "".join(f" {note}" for note in notes)
 
 
-def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int) -> list[str]:
+def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int, is_click: bool) -> list[str]:
     """Return sentences on where the browser is, if not where it was, and on the target and the focus."""
     url = session.page.url
     n_tabs = len(session.context.pages)
@@ -87,7 +87,7 @@ def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int)
         notes.append(f"New tab opened (tab {n_tabs - 1}).")
     if settled.state:
         notes.append(f"It is now {settled.state}.")
-    if settled.moved:
+    if settled.moved and is_click:
         notes.append("It has moved away from under the pointer, and may not have got the click.")
     if settled.focus:
         notes.append("It has the focus." if settled.focus == "it" else f"The focus is on {settled.focus}.")

@@ -47,9 +47,9 @@ class CallRecord(BaseModel):
 
 
 class Arguments(BaseModel):
-    """A tool's arguments, read leniently where the meaning is clear: "500" is a number."""
+    """A tool's arguments, read leniently where the meaning is clear: "500" is a number, and 500 a text."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
 # What every tool takes, by its name, as the signature of its function says
@@ -72,10 +72,15 @@ def schemas() -> list[Json]:
         for argument, described in schema["properties"].items():
             described = described.get("anyOf", [described])[0]  # without the null of what is optional
             properties[argument] = {key: described[key] for key in SCHEMA_KEYS if key in described}
-        required = schema.get("required", [])
-        parameters = {"type": "object", "properties": properties, "required": required}
-        description = inspect.getdoc(TOOL_FUNCTIONS[name])
-        function = {"name": name, "description": description, "parameters": parameters}
+        function = {
+            "name": name,
+            "description": inspect.getdoc(TOOL_FUNCTIONS[name]),
+            "parameters": {
+                "type": "object",
+                "properties": properties,
+                "required": schema.get("required", []),
+            },
+        }
         out.append({"type": "function", "function": function})
     return out
 

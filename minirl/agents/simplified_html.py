@@ -16,6 +16,8 @@ Paper: section 2.1; the format is that of its released code, element for element
 9. On demand, what has the role of a widget, or a listener for clicks that a script has added, has a number,
    too. The listeners are asked of Chromium, which the page does not notice.
 10. On demand boxes are left out, and texts that stand behind the tag anyhow.
+
+As in the released code, what a web component draws in its shadow root is not shown.
 """
 
 from typing import Any
@@ -141,11 +143,11 @@ class _OpenElement:
         self.says_something = bool(self.text or self.attributes.keys() - {"data-bbox"})
 
     def stays(self) -> bool:
-        if self.visible and self.number is not None:
-            return True
+        has_number = self.number is not None
+        if self.visible == has_number:  # both, or neither
+            return has_number
         enough = 1 if self.tag == "select" else 2  # options are nothing without their list
-        tells = self.says_something or self.n_telling >= enough
-        return tells and (self.visible or self.number is not None)
+        return self.says_something or self.n_telling >= enough
 
     def opening(self, boxes: bool) -> str:
         attributes = self.attributes if self.number is None else {"id": self.number} | self.attributes

@@ -17,7 +17,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +147,18 @@ def syntax_tree(source: str) -> ast.expr | None:
 async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> Observation:
     """Return the current tab as simplified_html.observe does; where there are several, with a line that names
     them."""
-    session.look = partial(_look, boxes=boxes, listeners=listeners)
-    page = session.seen = await session.look(session)
+
+    async def look(session: Session) -> str:
+        try:
+            return await simplified_html.observe(session, boxes, listeners)
+        except PageHangs:
+            await session.revive()
+        except ToolFailure:  # the page is just being replaced
+            await session.settle()
+        return await simplified_html.observe(session, boxes, listeners)
+
+    session.look = look
+    page = session.seen = await look(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [
@@ -159,17 +168,6 @@ async def observe(session: Session, boxes: bool = True, listeners: bool = False)
         numbered = ", ".join(f"{i} {title}" for i, title in enumerate(titles))
         page = f"Tabs: {numbered}\n{page}"
     return Observation("", page_text=page, url=tabs[active][0])
-
-
-async def _look(session: Session, boxes: bool, listeners: bool) -> str:
-    """Return the page, looking again where it hangs, or is just being replaced."""
-    try:
-        return await simplified_html.observe(session, boxes, listeners)
-    except PageHangs:
-        await session.revive()
-    except ToolFailure:
-        await session.settle()
-    return await simplified_html.observe(session, boxes, listeners)
 
 
 async def act(session: Session, call: Call) -> str:
@@ -214,7 +212,7 @@ async def _on_element(session: Session, action: str, point: Point, argument: str
             await session.do(mouse.move(*point))
         else:
             await session.do(mouse.click(*point, button="right" if action == "Right Click" else "left"))
-    if action in ("Click", "Right Click", "Hover"):
+    if is_click or action == "Hover":
         return f"`{action}` on {effect.name} executed.{effect.notes}"
 
     if argument:

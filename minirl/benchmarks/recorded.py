@@ -161,10 +161,9 @@ def rewards(response: str, goal: Fields, scale: Sequence[float]) -> dict[str, fl
     is_right = name is not None and name[1] == goal["action"]
     is_placed = is_right
     if is_right and goal["action"] in AIMED:
-        point = POINT.search(action)
-        x, y = map(float, point.groups()) if point else (0, 0)
-        box = goal.get("bbox") or (0, 0, 0, 0)
-        is_placed = in_box((x, y), box, scale)
+        found = POINT.search(action)
+        point = [*map(float, found.groups())] if found else (0, 0)
+        is_placed = in_box(point, goal.get("bbox") or (0, 0, 0, 0), scale)
     is_format = FORMAT.fullmatch(response) is not None
     return {"action": float(is_right), "coordinate": float(is_placed), "format": float(is_format)}
 

@@ -39,7 +39,10 @@ def is_address(url: str) -> bool:
     """Return True if a browser can open it: http or https, with a host, and a valid port if there is one."""
     with suppress(ValueError):  # a port that is no number, brackets that are no address
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        host = parts.hostname or ""
+        if "\\" in parts.netloc or "%" in host:  # Chromium would go to another host than is read here
+            return False
+        return parts.scheme in ("http", "https") and host != "" and parts.port != 0
     return False
 
 

@@ -86,11 +86,10 @@ class Tab:
         alone, or that no document will come."""
         if frame is not None and frame.parent_frame is not None:
             self.data = {key: data for key, data in self.data.items() if data[0] != "Document"}
-            self.changed.set()
         elif self.document:
             self.document = ""
             self.data.clear()
-            self.changed.set()
+        self.changed.set()
 
     def window_opens(self, event: Event) -> None:
         """Note that a window will come. Those that a page opens by itself are blocked, and never come."""

@@ -19,9 +19,9 @@ function scroll([point, dx, dy]) {
   if (isPage && locked) return {};
   const x = area.scrollLeft, y = area.scrollTop;
   area.scrollBy({left: dx, top: dy, behavior: 'instant'});
-  const ends = dy > 0 ? area.scrollTop + area.clientHeight >= area.scrollHeight - 1
-    : dy < 0 ? area.scrollTop <= 0
-    : dx > 0 ? area.scrollLeft + area.clientWidth >= area.scrollWidth - 1 : area.scrollLeft <= 0;
+  const [was, now] = dy ? [y, area.scrollTop] : [x, area.scrollLeft];
+  const gone = now + (Math.min(was, now) < 0 ? spare(area) : 0);  // chats begin with 0 at their end
+  const ends = dx + dy > 0 ? gone >= spare(area) - 1 : gone < 1;
   return {distance: Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y), ends,
     name: isPage ? 'the page' : describe(area)};
 }

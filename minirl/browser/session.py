@@ -44,7 +44,9 @@ BLANK_MS = 500.0  # for a new window that is empty to get a page
 CLOSING_SECONDS = 0.1  # for the news of what exactly has closed, or was refused
 BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 TITLE_CHARS = 50
-PASTE_KEYS = re.compile(r"Control\w*\+(.*\+)?(Key)?V$|Shift\w*\+(.*\+)?(Insert|Numpad0)$", re.IGNORECASE)
+PASTE_KEYS = re.compile(
+    r"(Control\w*\+(.*\+)?(Key)?V|Shift\w*\+(.*\+)?(Insert|Numpad0))(\+|$)", re.IGNORECASE
+)
 
 
 @dataclass
@@ -175,14 +177,15 @@ class Session:
                     raise ToolFailure("the page did not load in time") from None
                 # else it has come, with a script that did not end
             except ToolFailure as failure:
+                reason = str(failure)
                 # the page before has gone elsewhere meanwhile, as an error page does that loads again
-                if tries_left and "interrupted by another navigation" in str(failure):
+                if tries_left and "interrupted by another navigation" in reason:
                     await self.settle()
                     continue
-                if "Download is starting" in str(failure):
+                if "Download is starting" in reason:
                     await asyncio.sleep(CLOSING_SECONDS)  # its name comes later
                     raise Refused("it is a file, not a page") from None
-                raise ToolFailure(await self.guard.explain(url, str(failure))) from None
+                raise ToolFailure(await self.guard.explain(url, reason)) from None
             break
         return (await self.settle()).status
 

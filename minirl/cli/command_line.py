@@ -61,10 +61,13 @@ def check(config: C) -> C:
         raise ValueError("--reward.by judge needs one: give --judge.path, or --judge.model")
     if loss.method == "filtered-bc" and rollout.dynamic:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
-    if loss.method != "grpo" and loss.kl:
-        raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
-    if loss.method != "grpo" and loss.credit != "trajectory":
-        raise ValueError(f"--loss.method {loss.method} has no --loss.credit: its turns share a weight")
+    if loss.method != "grpo":
+        if loss.kl:
+            raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
+        if loss.credit != "trajectory":
+            raise ValueError(f"--loss.method {loss.method} has no --loss.credit: its turns share a weight")
+    if loss.credit == "return-to-go" and config.reward.invalid == "mask":
+        raise ValueError("--loss.credit return-to-go compares valid turns alone: add --reward.invalid drop")
     if config.model.base_bits == 4 and not config.model.lora:
         raise ValueError("--model.base-bits 4 packs what adapters stand beside: add --model.lora 16")
     if len(rollout.max_steps) % 2 == 0:

@@ -75,7 +75,7 @@ def settings(options: Options) -> Config:
         name="demo",
         sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         browser=replace(config.browser, browsers=1),
-        task=replace(config.task, heldout=heldout),
+        task=replace(config.task, train="", heldout=heldout),
         eval=replace(config.eval, episodes=max(1, options.task + 1)),
     )
 
@@ -92,7 +92,7 @@ async def play(number: int, config: Config, ranks: Ranks) -> None:
     task = tasks[number]
     row("task", task.instruction, "bold")
     limits = config.eval
-    async with experiment.worker() as worker:
+    async with experiment.worker(rewarded=False) as worker:
         if config.model.path == "tiny":
             policy = scripted_policy(task, worker)
         else:

@@ -28,7 +28,18 @@ State = Json
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
 KEPT_DUMPS = 10  # the newest RL steps, beside every tenth
 # A run with others of these would not be the same run: its weights and held-out tasks would not fit
-FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes", "warm_start")
+FIXED = (
+    "seed",
+    "task.",
+    "model.",
+    "agent.",
+    "sft.",
+    "eval.episodes",
+    "warm_start",
+    "shuffle_rewards",
+    "eval_every",
+)
+MOVABLE = ("task.reset", "task.servers", "sft.demos")  # they are elsewhere where a run has moved to
 
 
 def check_run(config: Config) -> None:
@@ -45,8 +56,13 @@ def check_run(config: Config) -> None:
         if not (getattr(config.task, name) or config.replay):
             fix = f"give --task.{name} FILE (or shops:0-299, for generated ones)"
             raise ValueError(f"recipe {config.recipe} brings no tasks along: {fix}")
-    if config.replay and not Run(config.replay).step_labels():
-        raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+    if config.replay:
+        source = Run(config.replay)
+        if not source.step_labels():
+            raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+        started = source.config().get("warm_start")
+        if started not in (None, "sft", "none", config.warm_start):
+            raise ValueError(f"--replay: that run has started from elsewhere: add --warm-start {started}")
     folder = config.run_dir
     run = Run(folder)
     given = flatten(to_json(config))
@@ -58,13 +74,16 @@ def check_run(config: Config) -> None:
     for name, value in recorded.items():
         if name not in given:
             raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
-        if name.startswith(FIXED) and given[name] != value:
+        if name.startswith(FIXED) and name not in MOVABLE and given[name] != value:
             problem = f"{folder} was made with {name} {value}, not {given[name]}"
             raise ValueError(f"{problem}; choose another --name")
     if checkpoints(run.checkpoint_dir) and not config.resume:
         raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not folder.exists():
         raise ValueError(f"--resume: there is no run in {folder}")
+    unlike = [name for name, value in recorded.items() if given[name] != value and name != "resume"]
+    if config.resume and unlike:
+        say(f"unlike before: {', '.join(unlike)}")
     if config.sampler.kind == "vllm" and find_spec("vllm") is None:
         raise ValueError("--sampler vllm: it is not installed; pip install 'minirl-web[vllm]'")
     ends = {row["label"]: row["step"] for row in run.evals()}
@@ -147,8 +166,7 @@ async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: 
     config = experiment.config
     step = state["step"]
     label = f"eval_{Run.step_label(step)}"
-    is_due = config.eval_every and step and step % config.eval_every == 0
-    if not is_due:
+    if not (config.eval_every and step and step % config.eval_every == 0):
         return
     if label not in evaluated(experiment):  # it may have been made before --resume
         tasks = experiment.tasks.validation[: config.eval.interim_episodes]

@@ -13,6 +13,7 @@ Fragmentation is not counted; a GB is 1e9 bytes.
 
 import functools
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,9 @@ def meta_model(path: str) -> tuple[Any, Any]:
     return model, model.model.visual if hasattr(model.config, "vision_config") else None
 
 
-def size(module: nn.Module | None) -> int:
+def size(module: nn.Module) -> int:
     """Return how many parameters a module has."""
-    return sum(weight.numel() for weight in module.parameters()) if module else 0
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def cache_bytes(model: Any, e: int, tokens: int) -> int:
@@ -120,8 +121,9 @@ def trained_size(config: Config, model: Any) -> int:
 
 def packed_size(config: Config, model: Any) -> int:
     """Return how many parameters --model.base-bits packs."""
-    layers = adapted(config, model) if config.model.base_bits == 4 else []
-    return sum(layer.weight.numel() for layer in layers)
+    if config.model.base_bits != 4:
+        return 0
+    return sum(layer.weight.numel() for layer in adapted(config, model))
 
 
 def row_patches(config: Config, vision: Any) -> int:
@@ -169,12 +171,11 @@ def activations(config: Config, e: int) -> tuple[int, int]:
     for layers, length in stacks:
         for layer in layers:
             width, saved, passing = layer_bytes(layer, e)
-            if config.model.gradient_checkpointing:
-                left += length * e * width
-                moments.append(length * (passing + saved))
-            else:
-                left += length * saved
-                moments.append(length * passing)
+            if config.model.gradient_checkpointing:  # what it would save is computed again, beside the rest
+                passing += saved
+                saved = e * width
+            left += length * saved
+            moments.append(length * passing)
     return left, max(moments) + max(merging)
 
 
@@ -198,9 +199,11 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Return the bytes that a run would hold on each GPU of --plan's machine."""
-    count, _, memory = (config.plan or "").partition("x")
-    gpus = int(count)
-    gpu_gb = float(memory)
+    machine = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", config.plan or "")
+    if machine is None:
+        raise ValueError(f"--plan {config.plan}: write 8x80 for eight GPUs of 80 GB")
+    gpus = int(machine[1])
+    gpu_gb = float(machine[2])
     replicas = config.optim.replicas
     model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
@@ -208,14 +211,13 @@ def plan(config: Config) -> Plan:
     trained = trained_size(config, model)
     packed = packed_size(config, model)
     adapters = config.model.lora > 0
-
     # what stays in both phases
     weights = 4 * parameters * replicas // gpus
     gradients = 4 * trained * replicas // gpus
-    shards = {"weights": weights, "AdamW moments": 2 * gradients}
+    shards = {"weights": weights}
     if adapters:
         shards = {"frozen weights": e * (parameters - packed) * replicas // gpus, "adapters": gradients}
-        shards["AdamW moments"] = 2 * gradients
+    shards["AdamW moments"] = 2 * gradients
     if config.loss.kl and not adapters:
         shards["reference"] = weights
     cpu = 0

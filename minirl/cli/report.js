@@ -87,7 +87,7 @@ function card(spec) {
       .map(key => [key, key.slice(prefix.length)]);
   }
   // what is 0 throughout says nothing, but for the success
-  const has = key => (series[key] || []).some(x => known(x) && (x !== 0 || spec.evals));
+  const has = key => (series[key] || []).some(x => known(x) && (x !== 0 || spec.top));
   const lines = keys.filter(([key]) => has(key)).map(([key, name]) => ({name, values: series[key]}));
   const points = spec.evals ? data.evals.filter(row => known(row.step)) : [];
   const lacks = spec.needs && !Object.keys(series).some(key => key.startsWith(spec.needs) && has(key));

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -47,7 +48,7 @@ PRESETS: dict[str, dict[str, int]] = {
 def filter_tasks(
     tasks: Sequence[Task],
     evaluation: Sequence[Task],
-    unstable: Sequence[str],  # sites
+    unstable: Sequence[str],  # hosts
     min_tasks: int,  # on a site
     embeddings_NE: np.ndarray | None,  # of the tasks, then of the evaluation's
     threshold: float,
@@ -69,7 +70,11 @@ def filter_tasks(
     parents = {task.id: task.meta.get("task_id_decomposed_from") for task in remaining}  # WebGym's field
     remove("decomposed", {name: f"part of {parent}" for name, parent in parents.items() if parent})
     hosts = {host.lower().removeprefix("www.") for host in unstable}
-    remove("on unstable sites", {task.id: "its site is listed" for task in remaining if task.site in hosts})
+    listed = []
+    for task in remaining:
+        if str(urlsplit(task.start_url).hostname).removeprefix("www.") in hosts:
+            listed.append(task.id)
+    remove("on unstable sites", dict.fromkeys(listed, "its site is listed"))
     late = [task.id for task in remaining if has_passed(task, datetime.now())]
     remove("for months that are over", dict.fromkeys(late, "nobody can book for the past"))
     counts = Counter(task.site for task in remaining)
@@ -167,10 +172,10 @@ def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Tra
                 n_on_site[episode.task.site] += 1
                 rounds.append((n_on_site[episode.task.site], episode))
         rounds.sort(key=lambda pair: pair[0])
-        chosen = rounds[:count]
-        sites = {episode.task.site for _, episode in chosen}
+        chosen = [episode for _, episode in rounds[:count]]
+        sites = {episode.task.site for episode in chosen}
         say(f"{part or 'any part'}: {len(chosen)} of {count} on {len(sites)} sites")
-        demonstrations += [episode for _, episode in chosen]
+        demonstrations += chosen
     return demonstrations
 
 

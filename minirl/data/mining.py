@@ -42,6 +42,8 @@ async def mine(source: str, config: Config, script: str, run: Run) -> list[Traje
         raise ValueError(f"{config.recipe}'s agent sees; the search finds a text agent's actions")
     preprocessor = load_preprocessor(config.model)
     tasks = load_source(source, None, config)
+    if not all("seed" in task.goal for task in tasks):
+        raise ValueError(f'{source} has no seeds to begin by: a task\'s goal is {{"seed": 1}}, docs/data.md')
     benchmark_of = choose_benchmarks(config)
     limit = asyncio.Semaphore(2 * config.browser.browsers)  # a search keeps a core busy
     async with open_browsers(config, tasks, benchmark_of, slots=None, others=0) as pool:

@@ -154,8 +154,9 @@ def chat_turns(
     roles = [role for role, _ in chat]
     if not chat or roles != ["user", "assistant"] * (len(chat) // 2):
         raise ValueError(f"user and assistant must take turns, the assistant last, not {roles!s:.100}")
-    prompts = [text for _, text in chat[::2]]
-    responses = [text for _, text in chat[1::2]]
+    texts = [text for _, text in chat]
+    prompts = texts[::2]
+    responses = texts[1::2]
     places = [prompt.count(PICTURE) for prompt in prompts]
     if max(places) > 1 or sum(places) != len(screenshots) or IMAGE_PAD in "".join(responses):
         reason = f"its messages show {places} screenshots, and it has {len(screenshots)}"

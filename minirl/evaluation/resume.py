@@ -57,6 +57,8 @@ SHAPING = (
     "batch.",
     "eval.",
     "reward.after",
+    "reward.success",
+    "judge.input",
     "task.",
 )
 # But for what names code, files and addresses, or opens doors: a run's folder may come from anybody

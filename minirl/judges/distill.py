@@ -57,8 +57,7 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     for n, labelled in enumerate(train):
         row = training_row(labelled, question, source.images, preprocessor)
         examples.append(TrajectoryRows(n, (row,)))
-    max_tokens = config.agent.context_tokens
-    rows = filter_by_length(examples, max_tokens, "--agent.context-tokens", "question")
+    rows = filter_by_length(examples, config.agent.context_tokens, "--agent.context-tokens", "question")
     losses = []
     with progress("distilling", len(cloning_batches(rows, config.sft, config.seed))) as meter:
         for metrics in trainer.clone(rows, config.seed):

@@ -125,13 +125,8 @@ def split(
     goals = sorted({goal_of(trajectory) for trajectory in labelled})
     count = max(1, round(share * len(goals)))
     heldout_goals = set(random.Random(f"goals {seed}").sample(goals, min(count, len(goals))))
-    train = []
-    heldout = []
-    for trajectory in labelled:
-        if goal_of(trajectory) in heldout_goals:
-            heldout.append(trajectory)
-        else:
-            train.append(trajectory)
+    train = [trajectory for trajectory in labelled if goal_of(trajectory) not in heldout_goals]
+    heldout = [trajectory for trajectory in labelled if goal_of(trajectory) in heldout_goals]
     if not train or not heldout:
         raise ValueError(f"{len(labelled)} labels on {len(goals)} goals are too few to hold some out")
     return train, heldout

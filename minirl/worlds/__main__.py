@@ -47,10 +47,10 @@ File = tyro.conf.Positional[Path]
 def check(file: File) -> int:
     """Everything that is wrong with a site's fsm.json: errors make tasks fail or mean nothing."""
     findings = lint.check(file)
-    errors = sum(finding.severity == "error" for finding in findings)
+    errors, warnings = lint.counts(findings)
     for finding in findings:
         say(f"{finding.severity}: {finding.where}: {finding.message} [{finding.code}]")
-    say(f"{file}: {errors} errors, {len(findings) - errors} warnings")
+    say(f"{file}: {errors} errors, {warnings} warnings")
     return int(errors > 0)
 
 
@@ -63,7 +63,7 @@ def solve(file: File, plain: bool = False) -> int:
     fsm = load_fsm(file)
     graph = explore(symbolic(fsm), plain=plain)
     nearest = graph.nearest()
-    paths: dict[str, list[str] | None] = dict.fromkeys(fsm.terminal_pages)
+    paths: Json = dict.fromkeys(fsm.terminal_pages)
     for page in nearest.keys() & paths:
         paths[page] = [step.action_id for step in graph.path(nearest[page])]
     answer = {

@@ -28,7 +28,7 @@ from minirl.run_folder import write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.interpreter import World
-from minirl.worlds.lint import Finding, check
+from minirl.worlds.lint import Finding, check, counts
 from minirl.worlds.looks import text_of
 from minirl.worlds.released import make_walks, world_of
 from minirl.worlds.render import describe, embedded, name_of, save_world
@@ -107,11 +107,6 @@ class Attempt(NamedTuple):
     findings: list[Finding]
     world: World | None
 
-    def faults(self) -> tuple[int, int]:
-        """Return the numbers of errors and warnings."""
-        errors = sum(finding.severity == "error" for finding in self.findings)
-        return errors, len(self.findings) - errors
-
 
 async def write_machine(author: Author, name: str, out: Path) -> World:
     """Return the site of the first machine without findings, or the best. ValueError if errors are left."""
@@ -130,9 +125,9 @@ async def write_machine(author: Author, name: str, out: Path) -> World:
         draft = out / f"draft-{n}.json"
         write_atomic(draft, machine.encode(errors="replace"))
         attempt = read_machine(draft)
-        errors, warnings = attempt.faults()
+        errors, warnings = counts(attempt.findings)
         say(f"{name}: machine, round {n}: {errors} errors, {warnings} warnings")
-        if best is None or attempt.faults() < best.faults():
+        if best is None or (errors, warnings) < counts(best.findings):
             best = attempt
         if not best.findings:
             break
@@ -144,7 +139,7 @@ async def write_machine(author: Author, name: str, out: Path) -> World:
 def read_machine(draft: Path) -> Attempt:
     """Return the machine in a draft, with all that is wrong with it."""
     attempt = Attempt(draft, check(draft), None)
-    errors, _ = attempt.faults()
+    errors, _ = counts(attempt.findings)
     if errors:
         return attempt
     try:

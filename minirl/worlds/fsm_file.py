@@ -88,8 +88,12 @@ PathText = Annotated[str, Field(pattern=f"^$|{PATH}")]
 TypeName = Annotated[str, Field(pattern=rf"^({TYPE})(\|null)?$")]
 Schema = TypeAliasType("Schema", "dict[FieldName, TypeName | Schema]")
 AsPath = Annotated[FieldPath, BeforeValidator(_parse_path), PlainSerializer(dotted)]
-Symbol = Annotated[str, Field(pattern=r"^\{[^{}]*\}$"), AfterValidator(lambda text: text[1:-1])]
-Reference = Annotated[Symbol, PlainSerializer(lambda name: f"{{{name}}}")]  # "{product}" in the file
+Reference = Annotated[  # "{product}" in the file
+    str,
+    Field(pattern=r"^\{[^{}]*\}$"),
+    AfterValidator(lambda text: text[1:-1]),
+    PlainSerializer(lambda name: f"{{{name}}}"),
+]
 TERMINALS = AliasPath("meta", "terminal_pages")
 ById = (BeforeValidator(_by_id), PlainSerializer(lambda records: list(records.values())))
 GuiOp = Literal["click", "hover", "type_text", "key_press", "drag", "scroll_until_visible", "scroll"]
@@ -174,11 +178,8 @@ class Action:
     @cached_property
     def open_parameters(self) -> tuple[str, ...]:
         """Return the parameters that a caller must give; the others have fixed values."""
-        names = []
-        for name, value in self.parameters.items():
-            is_bound = self.bind is not None and name == self.bind.param
-            if is_bound or is_placeholder(value):
-                names.append(name)
+        bound = self.bind.param if self.bind else None
+        names = [name for name, value in self.parameters.items() if name == bound or is_placeholder(value)]
         return tuple(names)
 
 

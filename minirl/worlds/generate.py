@@ -78,7 +78,11 @@ class SiteBuilder:
         """Return the site with its records and words."""
         self.site.add_page("HOME", self.brand)
         if self.has_cookie:
-            self._add_cookie_banner()
+            self.site.fields("HOME")["cookie_accepted"] = "boolean|null"
+            banner = control("button", "#cookie-accept")
+            gates = [condition("cookie_accepted", "eq", None)]
+            effects = [effect("set", "cookie_accepted", value=True)]
+            self.site.add_action("HOME", "ACCEPT", "Accept cookies", banner, gates=gates, effects=effects)
         facts = {}  # how pages say the fields of a record
         for entity in self.entities:
             self._add_list(entity)
@@ -106,13 +110,6 @@ class SiteBuilder:
             style["facts"] = facts
         return World(name, self.site.machine(meta), self.data, style)
 
-    def _add_cookie_banner(self) -> None:
-        self.site.fields("HOME")["cookie_accepted"] = "boolean|null"
-        banner = control("button", "#cookie-accept")
-        gates = [condition("cookie_accepted", "eq", None)]
-        effects = [effect("set", "cookie_accepted", value=True)]
-        self.site.add_action("HOME", "ACCEPT", "Accept cookies", banner, gates=gates, effects=effects)
-
     # --- pages and lists ------------------------------------------------------------------------------------
 
     def _add_from_home(self, page: str, label: str) -> None:
@@ -125,8 +122,7 @@ class SiteBuilder:
         if opens:
             menu = self.site.selector("HOME", f"{opens}-menu")
             entry = self.site.selector("HOME", role)
-            procedure = [{"op": opens, "selector": menu}, {"op": "click", "selector": entry}]
-            widget = {"gui_procedure": procedure}
+            widget = {"gui_procedure": [{"op": opens, "selector": menu}, {"op": "click", "selector": entry}]}
         gates = []
         if self.has_cookie:
             gates.append(condition("cookie_accepted", "eq", True))
@@ -266,9 +262,14 @@ class SiteBuilder:
             self.site.add_action(start, f"START_{role}", start_label, to=page, gates=start_gates)
         # All that is asked must be given, and is noted.
         notes = []
-        for name in asks:
+        for name, offered in asks.items():
             field = f"{name}_{number}"
-            gates.append(self._add_ask(page, name, field))
+            kind = "row"
+            if self.is_tiles:
+                offered = {"param": name, "collection": field}
+            else:
+                kind = self.rng.choice(VOCABULARY["faces"].get(name, ["field"]))
+            gates.append(self._add_input(page, kind, field, name, field, offered))
             type = self.site.fields(page)[field]
             notes.append(self.site.note(id, name, type, value_from=f"$.{field}"))
         notes.append(self.site.note(id, "item", value_from=f"$.{item}"))
@@ -279,14 +280,6 @@ class SiteBuilder:
         self.flows.append(flow)
 
     # --- inputs ---------------------------------------------------------------------------------------------
-
-    def _add_ask(self, page: str, name: str, field: str) -> Json:
-        """Add an input of a flow. Return the condition that it is filled in."""
-        if self.is_tiles:
-            bind = {"param": name, "collection": field}
-            return self._add_input(page, "row", field, name, field, bind)
-        kind = self.rng.choice(VOCABULARY["faces"].get(name, ["field"]))
-        return self._add_input(page, kind, field, name, field, _offered(name))
 
     def _add_input(
         self, page: str, kind: str, role: str, name: str, field: str, offered: Offered, **more: Any

@@ -25,7 +25,6 @@ from minirl.worlds.render import read_state
 MEASURE = text_of("measure.js")
 OPERATIONS = read_table("operations")
 GRID = 20  # of the coordinates that a visual agent says, from 0 to SCALE
-Gui = Fields  # what widgets.gui_steps returns
 Box = tuple[float, ...]  # left, top, right and bottom, in CSS pixels
 
 
@@ -51,9 +50,9 @@ async def measure(session: Session, name: str, *given: Any) -> Any:
     return result
 
 
-async def find(session: Session, gui: Gui) -> Operation:
-    """Return an operation with its place: a scroll of the window or a list in its stead while its element is
-    out of sight. BrowserFault if the page shows no such element."""
+async def find(session: Session, gui: Fields) -> Operation:
+    """Return an operation of `gui_steps` with its place: a scroll of the window or a list in its stead while
+    its element is out of sight. BrowserFault if the page shows no such element."""
     op = gui["op"]
     selector = gui.get("selector", "")
     text = gui.get("text", gui.get("key", ""))
@@ -89,7 +88,7 @@ def _way(distance: float) -> str:
     return "down" if distance > 0 else "up"
 
 
-async def is_visible(session: Session, gui: Gui) -> bool:
+async def is_visible(session: Session, gui: Fields) -> bool:
     """Return whether an operation can be done without any other before it."""
     if not gui.get("selector"):
         return True
@@ -100,8 +99,8 @@ async def is_visible(session: Session, gui: Gui) -> bool:
 async def compare(session: Session, expected: State) -> None:
     """Raise BrowserFault if the current page is not in the expected state."""
     state = await session.do(read_state(session.page))
-    if state is None or state.key() != expected.key():
-        observed = state.key() if state else "no state"
+    observed = state.key() if state else "no state"
+    if observed != expected.key():
         raise BrowserFault(Stop.ENV_ERROR, f"the page shows {observed}, not {expected.key()}")
 
 

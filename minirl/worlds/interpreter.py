@@ -65,9 +65,7 @@ def initial_state(fsm: Fsm) -> State:
 def enabled(fsm: Fsm, state: State, action_id: str, params: Fields) -> bool:
     """Return whether the page has the action, `params` gives its open parameters, and all conditions hold."""
     action = fsm.pages[state.page].actions.get(action_id)
-    if action is None:
-        return False
-    if params.keys() != set(action.open_parameters):
+    if action is None or params.keys() != set(action.open_parameters):
         return False
     return all(meets(state.signature, condition) for condition in action.preconditions)
 

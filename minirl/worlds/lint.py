@@ -11,7 +11,7 @@ Paper: AutoWebWorld, appendix A.1 (the validator's requirements).
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
@@ -39,6 +39,12 @@ class Finding(NamedTuple):
 
 
 Findings = Iterator[Finding]
+
+
+def counts(findings: Sequence[Finding]) -> tuple[int, int]:
+    """Return the numbers of errors and warnings."""
+    errors = sum(finding.severity == "error" for finding in findings)
+    return errors, len(findings) - errors
 
 
 def check(source: Path | Fields) -> list[Finding]:

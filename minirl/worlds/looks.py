@@ -91,8 +91,8 @@ def draw_style(rng: Random) -> Json:
     }
 
 
-def dress(world: World, category: str, skin: str = "") -> World:
-    """Return a site with colours, a skin, by default any, and words around its records, as its name draws
+def dress(world: World, category: str, skin: str) -> World:
+    """Return a site with colours, a skin, "" for any, and words around its records, as its name draws
     them."""
     about = TEXTS["about"][category]
     rng = Random(f"words {world.name}")
@@ -111,13 +111,16 @@ def dress(world: World, category: str, skin: str = "") -> World:
     rng = Random(f"looks {world.name}")
     # A skin is drawn even if one is given, so that a given skin changes nothing else.
     drawn = rng.choice(list(SKINS))
-    style = draw_style(rng)
-    style["look"] = "pages"
-    style["skin"] = skin or drawn
-    style["question"] = rng.choice(TEXTS["questions"])
-    style["page_size"] = rng.choice((0, 8, 10, 12))
-    style["words"] = words
-    return replace(world, data=data, style=style | dict(world.style))
+    style = {
+        **draw_style(rng),
+        "look": "pages",
+        "skin": skin or drawn,
+        "question": rng.choice(TEXTS["questions"]),
+        "page_size": rng.choice((0, 8, 10, 12)),
+        "words": words,
+        **world.style,
+    }
+    return replace(world, data=data, style=style)
 
 
 def style_of(world: World) -> Json:

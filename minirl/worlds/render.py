@@ -87,12 +87,16 @@ def describe(world: World) -> Json:
     for name, records in world.data.items():
         data[name] = [{"title": record["id"], **record, "collection": name} for record in records]
     as_they_are = {name: style.get(name) for name in GIVEN}
-    first = world.fsm.initial_page
-    return as_they_are | {"initial_page": first, "pages": pages, "data": data, "style": css, "plan": plan}
+    return as_they_are | {
+        "initial_page": world.fsm.initial_page,
+        "pages": pages,
+        "data": data,
+        "style": css,
+        "plan": plan,
+    }
 
 
 def _describe_page(page: Page, world: World) -> Json:
-    actions = [_describe_action(action, world) for action in page.actions.values()]
     title = _label(world, page.id, page.id)
     message = None
     if page.id in world.fsm.terminal_pages:
@@ -102,7 +106,7 @@ def _describe_page(page: Page, world: World) -> Json:
         "message": message,
         "is_first": page.id == world.fsm.initial_page,
         "defaults": page.defaults,
-        "actions": actions,
+        "actions": [_describe_action(action, world) for action in page.actions.values()],
     }
 
 

@@ -27,7 +27,6 @@ from minirl.run_folder import ImageFolder
 from minirl.samplers.endpoint import ask_all
 from minirl.types import (
     BrowserFault,
-    Browsers,
     Observation,
     Prompt,
     Sample,
@@ -87,18 +86,14 @@ class Recorder(ScriptedPolicy):
         if self.steps:
             self.place = self.steps[0].action_id
         operation = await find(session, self.next_operation())
-        await self.record(session, operation)
-        self.advance(operation)
-        return with_points({}, tool_calls(operation, session.width, session.height))
-
-    async def record(self, session: Session, operation: Operation) -> None:
-        """Keep an operation that is about to be done."""
         record = Record(self.place, operation, self.state)
         if self.has_pictures:
             record.picture = await session.screenshot() or b""
             if operation.selector:
                 record.words = await measure(session, "words", operation.selector)
         self.records.append(record)
+        self.advance(operation)
+        return with_points({}, tool_calls(operation, session.width, session.height))
 
 
 class UnseeingAgent(OpenWebRLAgent):
@@ -116,15 +111,6 @@ UNSCORED: Any = SimpleNamespace(
     prepare=lambda session, task: asyncio.sleep(0),
     has_ended=lambda session, task: asyncio.sleep(0, False),
 )
-
-
-def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
-    """Return what replays share: the visual agent's tools, and the tiny text model's tokenizer."""
-    preprocessor = load_preprocessor(ModelConfig(f"{PACKAGE}/tiny/base_text"))
-    images = ImageFolder(Path("unused"))  # there are no observed pictures
-    everything = Config("replay", agent=AGENT, browser=config)
-    agent = UnseeingAgent(AGENT)
-    return Harness(everything, preprocessor, agent, browsers, images, lambda task: UNSCORED)
 
 
 async def replay_sites(
@@ -147,5 +133,10 @@ async def replay_sites(
     with SiteServer(worlds) as server:
         config = replace(config, quiet_ms=0)  # pages of ours change at once, or with the next frame
         async with BrowserPool(config, server.sites, sealed=True) as browsers:
-            harness = make_harness(browsers, config)
+            # What replays share: the visual agent's tools, and the tiny text model's tokenizer
+            everything = Config("replay", agent=AGENT, browser=config)
+            preprocessor = load_preprocessor(ModelConfig(f"{PACKAGE}/tiny/base_text"))
+            agent = UnseeingAgent(AGENT)
+            images = ImageFolder(Path("unused"))  # there are no observed pictures
+            harness = Harness(everything, preprocessor, agent, browsers, images, lambda task: UNSCORED)
             return await ask_all(visit, tasks, config.episodes, "acting out solutions")

@@ -11,7 +11,7 @@ Paper: AutoWebWorld, section 4.3 and appendix A.2.
    them by the names of their fields.
 """
 
-from collections import deque
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -21,6 +21,7 @@ from minirl.worlds import interpreter
 from minirl.worlds.fsm_file import Action, FieldPath, Fsm
 from minirl.worlds.interpreter import State, World
 
+CONSENT = re.compile("accepted|permission|granted|consent")
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
 NEAR = 5  # records that a list shows without being scrolled, which may be an action of its own
 MAX_PATHS = 10  # paths to a goal that get values
@@ -74,9 +75,8 @@ def explore(world: World, plain: bool = True) -> Graph:
     first = {} if plain else interceptors(world.fsm)
     start = interpreter.initial_state(world.fsm)
     graph = Graph({start.key(): Node(start)})
-    queue = deque(graph.nodes)
-    while queue:
-        here = queue.popleft()
+    queue = list(graph.nodes)
+    for here in queue:  # which grows meanwhile
         state = graph.nodes[here].state
         steps = possible_steps(world, state)
         graph.possible |= {(state.page, step.action_id) for step in steps}
@@ -166,11 +166,16 @@ def outline(fsm: Fsm) -> World:
 
 
 def interceptors(fsm: Fsm) -> dict[str, set[FieldPath]]:
-    """Return the actions, by ids, that answer a question in the way: in place, they set null to true. Each
-    with where it does."""
+    """Return the actions, by ids, that answer a question in the way: in place, they set null to true, or
+    where its name is a consent's what is not true yet. Each with where it does."""
     answered = {}
     for action in fsm.actions:
-        questions = {c.path for c in action.preconditions if c.cond == "eq" and c.value is None}
+        questions = set()
+        for condition in action.preconditions:
+            test = (condition.cond, condition.value)
+            is_consent = test == ("neq", True) and CONSENT.search(condition.path[-1])
+            if test == ("eq", None) or is_consent:
+                questions.add(condition.path)
         answers = {e.path for e in action.effects if e.op == "set" and e.value is True}
         if questions & answers and not action.is_navigation:
             answered[action.id] = questions & answers

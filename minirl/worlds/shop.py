@@ -138,14 +138,15 @@ def make_tasks(world: World, count: int) -> list[Task]:
     for order in orders[:count]:
         chosen = dict(zip(options, order, strict=True))
         where = [condition(field, "eq", word) for field, word in chosen.items()]
-        task = Task(
-            id="-".join([world.name, *order]),
-            instruction=order_in_words(chosen),
-            start_url=f"http://{world.name}.test/",
-            goal={"page": "DONE", "where": where},
-            meta={"world": world.name, "site": "shops", "solution": _solution(world.fsm, chosen)},
+        tasks.append(
+            Task(
+                id="-".join([world.name, *order]),
+                instruction=order_in_words(chosen),
+                start_url=f"http://{world.name}.test/",
+                goal={"page": "DONE", "where": where},
+                meta={"world": world.name, "site": "shops", "solution": _solution(world.fsm, chosen)},
+            )
         )
-        tasks.append(task)
     return tasks
 
 
@@ -186,9 +187,13 @@ def tasks_of(shops: Sequence[World], count: int) -> list[Task]:
 
 def arrange(world: World, rng: Random) -> World:
     """Return a site as tiles, with colours, the size of its letters and the places of its controls."""
-    style = {"look": "tiles", **world.style, **draw_style(rng)}
-    style["letters"] = rng.randint(22, 28)  # pixels
-    style["places"] = draw_places(world, rng)
+    style = {
+        "look": "tiles",
+        **world.style,
+        **draw_style(rng),
+        "letters": rng.randint(22, 28),  # pixels
+        "places": draw_places(world, rng),
+    }
     return replace(world, style=style)
 
 
@@ -215,9 +220,16 @@ def records_of(field: str, max_records: int, rng: Random) -> tuple[Json, ...]:
 
 def draw_places(world: World, rng: Random) -> dict[str, Places]:
     """Return where the controls of each page are, in pixels, but for last pages, which have none."""
-    bar = rng.choice((1, 1, 2))
+    width, height = SHOP["window"]
+    bar = rng.choice((1, 1, 2))  # the header's height, in cells
     gap = rng.randint(3, 6)
-    is_below = rng.random() < 0.3
+    header_top = 0
+    top = bar
+    if rng.random() < 0.3:  # the header is at the window's lower end
+        header_top = height - bar
+        top = 0
+    area = (0, top, width, height - bar)
+    header = tuple(SHOP["cell"] * side for side in (0, header_top, width, bar))
     places = {}
     for page in world.fsm.pages.values():
         groups = []
@@ -227,32 +239,23 @@ def draw_places(world: World, rng: Random) -> dict[str, Places]:
                 names = [record["id"] for record in world.data[action.bind.collection]]
             groups.append(names)
         if groups:
-            places[page.id] = _places_of_page(groups, bar, gap, is_below, rng)
+            places[page.id] = {"header": header, **_places_in(area, groups, gap, rng)}
     return places
 
 
-def _places_of_page(groups: Sequence[list[str]], bar: int, gap: int, is_below: bool, rng: Random) -> Places:
-    """Return the place of every control of a page, and that of its header, which is `bar` cells high.
-
-    groups holds the names of controls, gap is the space around each in pixels, and is_below says whether the
-    header is at the window's lower end.
-    """
-    width, height = SHOP["window"]
-    cell = SHOP["cell"]
+def _places_in(area: Box, groups: Sequence[list[str]], gap: int, rng: Random) -> Places:
+    """Return the place of every control of a page, in pixels. `area` is what they share, in cells, `groups`
+    holds their names, and `gap` is the space around each."""
     groups = [*groups, [""] * rng.randint(0, 2)]  # "" stays empty
     names = []
     for group in rng.sample(groups, len(groups)):
         names += rng.sample(group, len(group))
-    top = 0 if is_below else bar
-    boxes = cut((0, top, width, height - bar), len(names), rng)
-    header_top = height - bar if is_below else 0
-    header = (0, header_top, width, bar)
-    places = {"header": tuple(cell * side for side in header)}
+    boxes = cut(area, len(names), rng)
+    places = {}
     for name, box in zip(names, boxes, strict=True):
         if name:
-            left, top, box_width, box_height = (cell * side for side in box)
-            size = (box_width - 2 * gap, box_height - 2 * gap)
-            places[name] = (left + gap, top + gap, *size)
+            left, top, width, height = (SHOP["cell"] * side for side in box)
+            places[name] = (left + gap, top + gap, width - 2 * gap, height - 2 * gap)
     return places
 
 

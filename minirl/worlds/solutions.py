@@ -44,16 +44,13 @@ def compose(world: World, parts: Sequence[Part]) -> "Walk":
     """Return the path that does all parts from the initial state. They may do them in another order: an order
     follows upon the cart, so that nobody has to come back for it, and an item to be looked at comes last."""
     walk = Walk(world)
-    for part in sorted(parts, key=_turn):
+    turns = {"cart": 1, "order": 2, "": 4}  # the others are third
+    for part in sorted(parts, key=lambda part: turns.get(part.flow.get("id", ""), 3)):
         if part.find:
             walk.open(part.find)
         if part.flow:
             walk.do(part.flow, part.values)
     return walk
-
-
-def _turn(part: Part) -> int:
-    return {"cart": 1, "order": 2, "": 4}.get(part.flow.get("id", ""), 3)
 
 
 class Walk:
@@ -96,8 +93,9 @@ class Walk:
         """Go through a flow, from the opened item if it is about one."""
         role = flow["id"].upper()
         number = self.world.fsm.meta["flows"].index(flow)
-        actions = self.world.fsm.actions
-        pages = {action.id.removeprefix(f"{action.source}_"): action.source for action in actions}
+        pages = {}  # by the roles of their actions
+        for action in self.world.fsm.actions:
+            pages[action.id.removeprefix(f"{action.source}_")] = action.source
         start = pages.get(f"START_{role}")
         if not flow["list"]:
             self.go(start or pages[f"FINISH_{role}"])

@@ -92,18 +92,19 @@ async def rows_of(replay: Replay, images: ImageFolder, endpoint: Endpoint | None
     thoughts = await asyncio.gather(*map(think, range(len(moves))))
     rows = []
     history = []
-    for n, move in enumerate(moves):
-        picture = images.put(replay.records[n].picture)
-        state = replay.records[n].state
-        row = {
-            "instruction": task.instruction,
-            "img_filename": f"pictures/{picture}.png",
-            **move,
-            "state": {"page": state.page, "signature": dict(state.signature)},
-            "history": "\n".join(history),
-            "thought": thoughts[n],
-        }
-        rows.append(row)
+    for n, record in enumerate(replay.records):
+        picture = images.put(record.picture)
+        state = record.state
+        rows.append(
+            {
+                "instruction": task.instruction,
+                "img_filename": f"pictures/{picture}.png",
+                **moves[n],
+                "state": {"page": state.page, "signature": dict(state.signature)},
+                "history": "\n".join(history),
+                "thought": thoughts[n],
+            }
+        )
         history.append(f"Step {n + 1}: {spell(thoughts[n], actions[n])}")
     return rows
 

@@ -95,7 +95,8 @@ class Draft:
             self.parts.append(Part(find))
         else:
             flows = [flow for flow in self.meta["flows"] if flow["list"] == listing["id"]]
-            self.do(self.rng.choice(flows), [sentence], find)
+            self.sentences.append(sentence)
+            self.do(self.rng.choice(flows), find)
         return True
 
     def extend(self) -> bool:
@@ -107,12 +108,12 @@ class Draft:
         if not flows:
             return False
         flow = self.rng.choice(flows)
+        find = {}
         if flow["list"]:
             listing = list_of(self.world, flow["list"])
             sentence, find = self.find(listing, "solution", "plain")
-            self.do(flow, [sentence], find)
-        else:
-            self.do(flow, [], {})
+            self.sentences.append(sentence)
+        self.do(flow, find)
         return True
 
     def other_flows(self) -> list[Json]:
@@ -171,22 +172,20 @@ class Draft:
         """Return the records that a list shows, in their order, once it is set like this."""
         many = listing["id"]
         page = listing["page"]
-        signature = dict(self.world.fsm.pages[page].defaults)
-        signature |= {f"{many}_{name}": value for name, value in settings.items()}
-        state = State(page, signature)
+        filled_in = {f"{many}_{name}": value for name, value in settings.items()}
+        state = State(page, self.world.fsm.pages[page].defaults | filled_in)
         records = {record["id"]: record for record in self.world.data[many]}
         choices = parameter_values(self.world, state, f"{page}_OPEN")
         return [records[params[listing["one"]]] for params in choices]
 
-    def do(self, flow: Json, sentences: Sequence[str], find: Json) -> None:
-        """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
+    def do(self, flow: Json, find: Json) -> None:
+        """Add a flow, on the item that is opened by `find`, with a value for all that it asks."""
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
         asks = ""
         for name, value in values.items():
             wordings = WORDS["asks"].get(name, WORDS["asks"]["text"])
             asks += ", " + self.wording(wordings, name=name, value=value)
         wordings = WORDS["flows"].get(flow["id"], WORDS["flows"]["item"])
-        self.sentences += sentences
         self.sentences.append(self.wording(wordings, verb=flow["verb"], asks=asks))
         self.parts.append(Part(find, flow, values))
 

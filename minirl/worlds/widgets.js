@@ -282,8 +282,8 @@ function search(action) {
   const { node, box } = textBox(action, "field search");
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
-    const records = action.bind === null ? [] : boundRecords(action.bind);
-    const hit = titled(records, box.value);
+    if (action.bind === null) return take(action);
+    const hit = titled(boundRecords(action.bind), box.value);
     if (hit !== undefined) take(action, hit.id);
   });
   return { node, update: () => {} };

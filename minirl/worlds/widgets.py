@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minirl.types import Fields, Json
+from minirl.types import Json
 from minirl.worlds.fsm_file import Action, Fsm, load_fsm
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.looks import read_table, style_of
@@ -168,7 +168,7 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     is_named = named in WIDGETS and named != "slider"
     if is_named and (action.bind or "value" not in WIDGETS[named]):
         return Widget(named, element)
-    kind = _kind_of_procedure(action, fsm, ops, selectors)
+    kind = _kind_of_procedure(action, fsm, ops, selectors, named)
     if kind == "":
         raise ValueError(f"{where}: no widget has the procedure {', '.join(ops)}")
     item = ""
@@ -177,8 +177,11 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     return Widget(kind, element, item)
 
 
-def _kind_of_procedure(action: Action, fsm: Fsm, ops: Sequence[str], selectors: Sequence[str]) -> str:
-    """Return the kind of widget that is handled by these operations, "" if there is none."""
+def _kind_of_procedure(
+    action: Action, fsm: Fsm, ops: Sequence[str], selectors: Sequence[str], named: str
+) -> str:
+    """Return the kind of widget that is handled by these operations, "" if there is none. `named` is what the
+    action calls it."""
     first = selectors[0]
     match ops:
         case ("click",):
@@ -191,7 +194,6 @@ def _kind_of_procedure(action: Action, fsm: Fsm, ops: Sequence[str], selectors: 
             enters = any(step.get("key") == "Enter" for step in action.gui_procedure)
             return "search" if enters and action.name == "search" else "field"
         case ("click", "drag"):
-            named = str(action.parameters.get("widget", ""))
             return "slider" if "slider" in first or named.startswith("slider") else "scroll"
         case ("hover", "click"):
             return "hover"
@@ -234,7 +236,12 @@ def gui_steps(world: World, state: State, step: Step) -> list[Json]:
         # All the way to the left is no value, so that the nth of n values is all the way to the right.
         share = (number + 1) / len(choices)
         return [{"op": "drag", "selector": f"#{widget.element}", "to": share}]
-    value = _value_by_hand(world, action, widget, params)
+    value = next(iter(params.values()), None)  # of the open parameter; there is at most one
+    if widget.kind == "search" and action.bind and action.bind.collection:
+        for record in world.data[action.bind.collection]:
+            if record["id"] == value:
+                value = record.get("title", value)
+                break
     words = {
         "item": widget.item,
         "value": value,
@@ -247,16 +254,6 @@ def gui_steps(world: World, state: State, step: Step) -> list[Json]:
     for operation in table.get("hand", table.get("procedure")):
         steps.append(_filled_in(operation, f"#{widget.element}", **words))
     return steps
-
-
-def _value_by_hand(world: World, action: Action, widget: Widget, params: Fields) -> Any:
-    """Return what the visitor types or chooses for an action's open parameter; there is at most one."""
-    value = next(iter(params.values()), None)
-    if widget.kind == "search" and action.bind and action.bind.collection:
-        for record in world.data[action.bind.collection]:
-            if record["id"] == value:
-                return record.get("title", value)
-    return value
 
 
 def _turns(world: World, action: Action, element: str, number: int) -> list[Json]:

@@ -185,6 +185,7 @@ def test_which_calls_of_a_response_are_made():
         # a text that looks like a list; those that are written as texts are in IN_TAGS
         ("press_keys", {"keys": "["}, {"keys": ["["], "is_hotkey": False, "presses": 1}),
         ("write", {"message": "[1, 2]"}, {"message": "[1, 2]"}),
+        ("done", {"response": 42}, {"response": "42"}),
         # the edges of the screen are on it, and so is a part of a thousandth
         ("hover", {"point_2d": [0, 1000]}, {"point_2d": [0, 1000]}),
         ("hover", {"point_2d": [0, 1]}, {"point_2d": [0, 1]}),
@@ -235,7 +236,7 @@ WRONG = [
     ("click", {"x": 1, "point_2d": [1, 2]}, "x: Extra inputs are not permitted"),
     ("click", [500, 120], "point_2d: Field required"),
     ("wait", {"seconds": "soon"}, "seconds.*: Input should be a valid number"),
-    ("write", {"message": 5}, "message: Input should be a valid string"),
+    ("write", {"message": ["5"]}, "message: Input should be a valid string"),
     ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "is_hotkey: Input should be"),
 ]  # fmt: skip
 

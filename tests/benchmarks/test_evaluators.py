@@ -388,6 +388,9 @@ async def test_a_shop_that_does_not_answer_gives_no_verdict(world, session, monk
     world.rest_broken = True
     with pytest.raises(NoVerdict, match="/rest/V1/orders.* answered 401"):
         await judged(session, wanted)
+    world.rest_broken = "a page"
+    with pytest.raises(NoVerdict, match="/rest/V1/orders.* answered 200: .<!doctype"):
+        await judged(session, wanted)
     monkeypatch.setenv("SHOPPING_ADMIN_PASSWORD", "wrong")
     with pytest.raises(NoVerdict, match="/admin/token answered 401"):
         await judged(session, wanted)

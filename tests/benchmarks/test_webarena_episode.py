@@ -61,7 +61,7 @@ async def opened(
         config = replace(asked, endpoint=agent, judge=judging)
         tasks, run = TaskSets([], [], [task]), Run(folder / "run")
         experiment = Experiment(config, run, None, tasks, preprocessor, alone(), None)
-        async with experiment.worker(rewarded=True) as worker:
+        async with experiment.worker() as worker:
             yield worker
 
 

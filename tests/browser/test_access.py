@@ -134,6 +134,8 @@ async def test_addresses_are_read_as_people_write_them(written, opened):
         ("http://a..b/", "'a..b' is no host name"),
         ("example.org", "only http and https addresses can be opened"),
         ("http://a.test:99999/", "only http and https addresses can be opened"),
+        ("http://127.0.0.1\\\\@example.org/", "only http and https addresses can be opened"),
+        ("http://127%2E0.0.1/", "only http and https addresses can be opened"),
     ],
 )
 async def test_an_address_is_refused_with_its_reason(names, url, reason):

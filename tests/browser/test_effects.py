@@ -28,6 +28,8 @@ ECHO = "<script>onmessage = e => { document.body.textContent = e.data }</script>
 class Handler(pages.Handler):
     def do_GET(self) -> None:
         name = unquote(self.path[1:])
+        if name == "never":
+            time.sleep(5)
         if name == "late":
             time.sleep(0.8)
         body = {"late": "Second", "echo": ECHO}.get(name, "")
@@ -64,6 +66,14 @@ async def test_a_click_is_told_to_have_no_effect_only_where_the_screen_stays_the
     if not case.get("same"):
         assert before.image != after.image, "it has an effect"
     assert await session.page.evaluate(case.get("shows", "true"))
+
+
+async def test_what_never_comes_is_waited_for_once(session, site):
+    """A picture whose answer the server keeps back."""
+    await session.start(f"{site}/")
+    await session.page.set_content('<img src="/never" style="width: 50px; height: 50px">')
+    await session.settle()
+    assert await session.page.evaluate("window[Symbol.for('minirl')].late") is True
 
 
 async def test_a_clock_does_not_pass_for_scrolling_and_its_picture_is_the_next_observations(session, site):

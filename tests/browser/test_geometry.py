@@ -68,6 +68,7 @@ SCROLLING = {
     "what is given to a component": component("closed", SLOT, TALL),
     "an open component that is given text": component("open", SLOT, TALL),
     "a page that listens": LISTENS,
+    "a list of small things": f'<div style="height: 440px; overflow: auto">{"<p>a line</p>" * 99}</div>',
     "rows that come": ROWS,
     "a canvas": CANVAS,
 }
@@ -82,6 +83,27 @@ async def test_whatever_a_person_can_scroll_scrolls(session, name, arguments):
     line = await do(session, "scroll", **arguments)
     assert "Succeed: `scroll` down by" in line and NOTE not in line and "moved away" not in line
     assert await session.screenshot() != before
+
+
+REVERSED = "height: 400px; overflow: auto; display: flex; flex-direction: "
+
+
+@pytest.mark.parametrize(
+    ("style", "directions"),
+    [(REVERSED + "column-reverse", ("up", "down")), (REVERSED + "row; direction: rtl", ("left", "right"))],
+)
+async def test_areas_that_begin_at_their_end_say_where_it_is(session, style, directions):
+    """As chats do, and what is read from the right: there positions are negative."""
+    things = '<p style="flex: none; width: 400px; height: 300px">thing</p>' * 12
+    await session.page.set_content(f'{STYLE}<div style="{style}">{things}</div>')
+    on, back = directions
+    first = await do(session, "scroll", direction=on, point_2d=[500, 300])
+    assert "Succeed" in first and "That is its" not in first
+    for _ in range(12):
+        last = await do(session, "scroll", direction=on, point_2d=[500, 300], amount=0.9)
+    assert "That is its" in last
+    returned = await do(session, "scroll", direction=back, point_2d=[500, 300])
+    assert "Succeed" in returned and "That is its" not in returned
 
 
 CORNERS = ""

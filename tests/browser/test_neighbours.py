@@ -49,6 +49,7 @@ PAGES = {
 }
 TEXT = point(100, 30)
 PASTE_KEYS = [("ctrl", "v"), ("Control", "KeyV"), ("Control", "Shift", "v"), ("Shift", "Insert")]
+PASTE_KEYS += [("Control", "v", "a"), ("Shift", "Insert", "b")]
 
 
 class Handler(pages.Handler):

@@ -181,6 +181,28 @@ def test_a_run_that_was_moved_goes_on_and_one_of_another_model_does_not(tmp_path
     lifecycle.check_run(config)
 
 
+def test_a_resumed_run_says_what_is_unlike_before(tmp_path, capsys):
+    """Another reward order, other sets of tasks are another run's; servers may have moved."""
+    config = replace(tiny(), name=str(tmp_path), model=replace(tiny().model, path="m"))
+    task = replace(config.task, reset="http://old/")
+    Run(tmp_path).write_config(to_json(replace(config, task=task, loss=replace(config.loss, kl=0.1))))
+    lifecycle.check_run(replace(config, resume=True))
+    assert "unlike before: task.reset, loss.kl\n" in capsys.readouterr().out
+    for changed in ({"shuffle_rewards": True}, {"eval_every": 2}):
+        with pytest.raises(ValueError, match="was made with"):
+            lifecycle.check_run(replace(config, resume=True, **changed))
+
+
+def test_a_replay_starts_where_its_source_has(tmp_path):
+    source = Run(tmp_path / "source")
+    source.write_config({"warm_start": "clones/sft"})
+    source.save_trajectories(Run.step_label(1), [])
+    config = replace(tiny(), name=str(tmp_path / "replay"), replay=source.root)
+    with pytest.raises(ValueError, match="add --warm-start clones/sft"):
+        lifecycle.check_run(config)
+    lifecycle.check_run(replace(config, warm_start="clones/sft"))
+
+
 def test_a_plan_is_all_that_is_made(tmp_path, capsys):
     """For cloning, too, which asks the same question first."""
     config = replace(openwebrl_4b(), name=str(tmp_path / "run"), plan="1x80")

@@ -24,7 +24,7 @@ from minirl.cli.memory_plan import (
 )
 from minirl.config import AgentConfig, BatchConfig, BrowserConfig, Config, JudgeConfig, ModelConfig
 from minirl.judges.settings import RECIPES as JUDGES
-from minirl.recipes import RECIPES, openwebrl_4b
+from minirl.recipes import RECIPES, openwebrl_4b, tiny
 from minirl.tree_attention import Chain
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, WORDS = 64, 224, 4, 64, 16, 512
@@ -259,8 +259,11 @@ def test_the_states_of_a_hybrid_by_hand():
 
 
 def test_mistakes_name_the_flag():
-    with pytest.raises(ValueError, match="--model.path tiny can't be loaded"):
+    with pytest.raises(ValueError, match="tiny can't be loaded"):
         plan(small(8, 80, **{"model.path": "tiny"}))
+    for machine in ("8", "0x80", "eight", "8x"):
+        with pytest.raises(ValueError, match=f"--plan {machine}: write 8x80"):
+            plan(replace(tiny(), plan=machine))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -20,6 +20,7 @@ from minirl.model import load_model, load_preprocessor
 from minirl.recipes import RECIPES, smollm2
 from minirl.run_folder import Run, save_tasks
 from minirl.samplers.huggingface import HfSampler
+from minirl.tiny.checkpoints import BASE_TEXT
 from minirl.types import Prompt, Request, Sampling, Task, Trajectory
 
 HERE = Path(__file__).parent
@@ -120,6 +121,14 @@ def test_what_is_no_lesson_is_left_out(mined, kind, seeds):
 def test_an_agent_that_sees_is_refused(ended):
     status, said = ended(script, "mine", "shops:1-2", "--out", "nowhere", "--recipe", "openwebrl-4b")
     assert status == 2 and "openwebrl_4b's agent sees" in said
+
+
+def test_tasks_without_seeds_are_refused(ended, tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    save_tasks(tasks, [Task("1", "Do it.", "http://127.0.0.1:9/")])
+    flags = ["--recipe", "smollm2", "--model.path", str(BASE_TEXT), "--out", "nowhere"]
+    status, said = ended(script, "mine", str(tasks), *flags)
+    assert status == 2 and "has no seeds to begin by" in said
 
 
 def test_the_model_that_is_not_installed_is_named(ended, tmp_path, monkeypatch):

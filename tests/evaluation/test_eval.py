@@ -105,6 +105,9 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     (row,) = Run(tmp_path / "first-eval").evals()
     assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    save_tasks(tmp_path / "tasks.jsonl", [Task("live", "Order.", "http://127.0.0.1/")])
+    with pytest.raises(ValueError, match="task live has no goal to check: give --judge.model"):
+        eval_script.run(["tiny", *flags])
     save_tasks(tmp_path / "tasks.jsonl", [Task("gone", "Order.", "http://127.0.0.1/", goal)])
     told = "eval.py: nothing was measured; the first episode: .* a private address; --browser.private allows"
     with pytest.raises(SystemExit, match=told):

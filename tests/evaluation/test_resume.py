@@ -285,6 +285,7 @@ def change_run(folder: Path, values: dict[str, Any]) -> None:
 # What a run of `tiny` had otherwise
 ABLATED = {"agent.feedback": False, "agent.screenshots": 2, "browser.height": 720}
 ABLATED |= {"model.max_pixels": 9999, "eval.response_tokens": 80, "rollout.group": 4, "reward.by": "judge"}
+ABLATED |= {"reward.success": 0.5, "judge.input": "webvoyager"}
 
 
 @pytest.fixture
@@ -314,6 +315,7 @@ def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
     for config in configs:
         assert conditions(config) == trained
         assert (config.rollout, config.reward.by) == (RECIPES[config.recipe]().rollout, "task")
+        assert (config.reward.success, config.judge.input) == (0.5, "webvoyager")
     assert configs[0].model.path == checkpoint
     flags = ["--agent.feedback", "--browser.height", "360"]
     assert conditions(eval_script.read_config([*by_name, *flags])) == [True, 2, 360, 9999, 80]
@@ -415,6 +417,7 @@ def test_smaller_budgets_are_not_counted_where_a_page_is_graded_at_its_limit(res
         (["--protocol", "webvoyager"], "no protocol 'webvoyager'; there are webvoyager-official, "),
         (["--eval.max-steps", "many"], "max-steps"),
         (["--warm-start", "some/folder"], "--model.path some/folder"),
+        (["--plan", "8x80"], "--plan and --resume are train.py's"),
         (["--name"], "--name"),
     ],
 )

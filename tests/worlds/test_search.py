@@ -162,18 +162,22 @@ def test_shortest_paths_of_random_machines(seed):
         assert ([step.action_id for step in path] in expected) if path is not None else not expected
 
 
-def test_interceptors_are_answered_first():
+@pytest.mark.parametrize("asked", [{"cond": "eq", "value": None}, {"cond": "neq", "value": True}])
+def test_interceptors_are_answered_first(asked):
     """A prompt that nothing waits for costs a step in the released search, and none in a plain one. A filter
     that is only unset is no interceptor: it can be taken whether it was before or not."""
     document = json.loads(LIBRARY.read_text())
     books = document["pages"][1]
-    books["signature_schema"]["located"] = "boolean|null"
-    where = [{"path": "$.located", "cond": "eq", "value": None}]
-    effect = [{"op": "set", "path": "$.located", "value": True}]
+    books["signature_schema"] |= {"location_granted": "boolean|null", "followed": "boolean"}
+    where = [{"path": "$.location_granted", **asked}]
+    effect = [{"op": "set", "path": "$.location_granted", "value": True}]
+    follow = [{"op": "set", "path": "$.followed", "value": True}]
+    unlike = [{"path": "$.followed", "cond": "neq", "value": True}]
+    books["actions"].append({"id": "FOLLOW", "preconditions": unlike, "effects": follow})
     books["actions"].append({"id": "LOCATE", "preconditions": where, "effects": effect})
     document = completed(document)
     world = symbolic(load_fsm(document))
-    assert interceptors(world.fsm) == {"COOKIE": {("cookie_accepted",)}, "LOCATE": {("located",)}}
+    assert interceptors(world.fsm) == {"COOKIE": {("cookie_accepted",)}, "LOCATE": {("location_granted",)}}
     assert len(first(explore(world, plain=True), "RESERVED") or ()) == 8
     steps = [step.action_id for step in first(explore(world, plain=False), "RESERVED") or ()]
     assert len(steps) == 9 and steps[:3] == ["COOKIE", "GO_BOOKS_HOVER", "LOCATE"]

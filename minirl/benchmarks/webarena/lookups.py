@@ -12,6 +12,7 @@ import html
 import json
 import re
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -111,9 +112,10 @@ async def ask_shop(session: Session, question: str) -> Any:
 async def fetch_json(session: Session, url: str, data: Any = None, **headers: str) -> Any:
     headers["Host"] = urlsplit(url).netloc  # which a shop goes by, wherever this episode's copy of it is
     status, body = await fetch(session.guard.server_of(url), data, **headers)
-    if status != 200:
-        raise NoVerdict(f"{url} answered {status or 'nothing'}: {body[:80]!r}")
-    return json.loads(body)
+    with suppress(ValueError):
+        if status == 200:
+            return json.loads(body)
+    raise NoVerdict(f"{url} answered {status or 'nothing'}: {body[:80]!r}")
 
 
 async def llm_fuzzy_match(
