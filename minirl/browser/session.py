@@ -44,9 +44,7 @@ BLANK_MS = 500.0  # for a new window that is empty to get a page
 CLOSING_SECONDS = 0.1  # for the news of what exactly has closed, or was refused
 BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 TITLE_CHARS = 50
-PASTE_KEYS = re.compile(
-    r"(Control\w*\+(.*\+)?(Key)?V|Shift\w*\+(.*\+)?(Insert|Numpad0))(\+|$)", re.IGNORECASE
-)
+PASTE_KEYS = re.compile(r"(Control\w*\+(.*\+)?(Key)?V|Shift\w*\+(.*\+)?(Insert|Numpad0))(\+|$)", re.I)
 
 
 @dataclass

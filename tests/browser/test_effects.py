@@ -71,7 +71,8 @@ async def test_a_click_is_told_to_have_no_effect_only_where_the_screen_stays_the
 async def test_what_never_comes_is_waited_for_once(session, site):
     """A picture whose answer the server keeps back."""
     await session.start(f"{site}/")
-    await session.page.set_content('<img src="/never" style="width: 50px; height: 50px">')
+    await session.page.evaluate("""() => document.body.append(
+        Object.assign(document.createElement('img'), {src: '/never', width: 50, height: 50}))""")
     await session.settle()
     assert await session.page.evaluate("window[Symbol.for('minirl')].late") is True
 
