@@ -58,7 +58,7 @@ CANVAS = """<style>html, body { overflow: hidden }</style><canvas id="c" width="
 <script>let y = 0; const draw = () => c.getContext('2d').strokeRect(9, 9, 99, y);
   draw(); c.onwheel = e => { y += e.deltaY; draw(); };</script>"""
 SMALL = f'<div style="position: absolute; width: 90px; height: 60px; overflow: auto">{TALL}</div>'
-LINES = "".join(f"<p>line {n}</p>" for n in range(99))
+LINES = "".join(f'<a href="#{n}" style="display: block">line {n}</a>' for n in range(99))
 SCROLLING = {
     "a frame in a frame": frame(frame(TALL)),
     "a frameset": frameset(TALL),
@@ -69,7 +69,7 @@ SCROLLING = {
     "what is given to a component": component("closed", SLOT, TALL),
     "an open component that is given text": component("open", SLOT, TALL),
     "a page that listens": LISTENS,
-    "a list of small things": f'<div style="height: 300px; overflow: auto">{LINES}</div>',
+    "a list of links": f'<div style="height: 300px; overflow: auto">{LINES}</div>',
     "rows that come": ROWS,
     "a canvas": CANVAS,
 }

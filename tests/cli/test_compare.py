@@ -18,9 +18,22 @@ def make_run(root: Path, kl: float, steps: int, name: str = "x") -> Path:
     for step in range(1, steps + 1):
         groups = {"groups_submitted": 20 + step, "groups_kept": 16}
         run.add_metrics(step, {"success": step / 10, "entropy": float("nan"), **groups})
-        run.add_eval("tenth", step=step, success=kl * step, low=0.0, high=0.6, n=64)
     run.add_eval("after RL", step=steps, success=0.5, low=0.4, high=0.6, n=64)
     return root
+
+
+def test_a_run_without_any_success_has_its_curve(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, success in (("a", 0.0), ("b", 0.5)):
+        run = Run(tmp_path / name)
+        run.write_config({"recipe": "tiny"})
+        for step in (1, 2):
+            run.add_eval(f"step {step}", step=step, success=success, low=0.0, high=0.6, n=64)
+    minirl(["compare", "a", "b"])
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(**launch_options()).new_page()
+        page.goto((tmp_path / "compare.html").as_uri())
+        assert page.locator("[data-title='Held-out success'] path.line").count() == 2
 
 
 def test_a_page_shows_what_differs_the_rates_and_a_curve_for_each_run(tmp_path, monkeypatch):
@@ -37,7 +50,6 @@ def test_a_page_shows_what_differs_the_rates_and_a_curve_for_each_run(tmp_path, 
         assert page.locator("[data-title=Success] path.line").count() == 2
         newest = page.locator("[data-title=Success] .legend output").all_inner_texts()
         assert newest == ["0.4", "0.6"], "each run's own, though the first ended earlier"
-        assert page.locator("[data-title='Held-out success'] path.line").count() == 2, "also of 0 throughout"
         assert page.locator("[data-title=Entropy]").count() == 0, "no run has a number"
         sampled = page.locator("[data-title='Groups, submitted'] .legend output").all_inner_texts()
         assert sampled == ["24", "26"], "of a chart's numbers the first"

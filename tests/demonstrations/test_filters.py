@@ -116,6 +116,19 @@ def test_every_filter_says_what_it_removes_and_why(tmp_path, evaluation, capsys)
         assert line in said
 
 
+def test_a_site_is_unstable_by_its_address(tmp_path):
+    """Whatever the task calls it."""
+    tasks = tmp_path / "tasks.jsonl"
+    shop = "https://www.shop.example/"
+    listed = [Task("1", "Buy it.", shop, meta={"site": "Shop"}), Task("2", "Buy it.", shop)]
+    other = Task("3", "Buy it.", "https://www.other.example/")
+    save_tasks(tasks, [*listed, other])
+    (tmp_path / "hosts").write_text("shop.example\n")
+    flags = ["--out", str(tmp_path / "out"), "--unstable", str(tmp_path / "hosts"), "--least", "0"]
+    script.run(["filter", str(tasks), *flags])
+    assert load_tasks(tmp_path / "out/tasks.jsonl") == [other]
+
+
 def test_without_their_settings_filters_remove_nothing(tmp_path):
     """The controls: only what is part of another task goes; 0.97 is not 0.99."""
     assert run(tmp_path, "--least", 0) == (list("12456789"), {"3": "decomposed: part of 1"})
