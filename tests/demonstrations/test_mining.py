@@ -123,11 +123,12 @@ def test_an_agent_that_sees_is_refused(ended):
     assert status == 2 and "openwebrl_4b's agent sees" in said
 
 
-def test_tasks_without_seeds_are_refused(ended, tmp_path):
+def test_tasks_without_seeds_are_refused(ended, tmp_path, monkeypatch):
+    recipe = replace(smollm2(), model=ModelConfig(path=str(BASE_TEXT)))
+    monkeypatch.setitem(RECIPES, "smollm2", lambda: recipe)
     tasks = tmp_path / "tasks.jsonl"
     save_tasks(tasks, [Task("1", "Do it.", "http://127.0.0.1:9/")])
-    flags = ["--recipe", "smollm2", "--model.path", str(BASE_TEXT), "--out", "nowhere"]
-    status, said = ended(script, "mine", str(tasks), *flags)
+    status, said = ended(script, "mine", str(tasks), "--out", str(tmp_path / "out"))
     assert status == 2 and "has no seeds to begin by" in said
 
 
