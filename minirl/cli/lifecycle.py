@@ -37,7 +37,6 @@ FIXED = (
     "eval.episodes",
     "warm_start",
     "shuffle_rewards",
-    "eval_every",
 )
 MOVABLE = ("task.reset", "task.servers", "sft.demos")  # they are elsewhere where a run has moved to
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 
-from minirl.cli.report import write_report
 from minirl.console import say
 from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
@@ -96,6 +95,8 @@ class Logger:
                 self.board.add_scalar(name, value, step)
 
     def report(self) -> None:
+        from minirl.cli.report import write_report
+
         if self.run.records:
             write_report(self.run.root)
 
