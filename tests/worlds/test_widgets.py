@@ -141,6 +141,8 @@ async def test_a_list_is_searched_ordered_by_its_texts_and_scrolled():
         sort = control("button", "#sort") | {"effects": [effect("set", "order", value=f"title:{direction}")]}
         actions = [action("SORT", "START", sort), opens]
         paths += on_each_book(f"sort-{direction}", actions, Step("SORT", {}), last="OPEN")
+    words = {"parameters": {}, "bind": None, "effects": [effect("set", "it", value="asked")]}
+    paths.append((world_of("ask", ["it"], [searches | words]), [Step("SEARCH", {})]))  # of no record
     ninth = {"thing": "thing-9"}
     paths.append((shelf(8, scrolls=True), [Step("SCROLL", ninth), Step("OPEN", ninth)]))
-    assert [result.reason for result in await acted_out(*paths)] == [""] * 10
+    assert [result.reason for result in await acted_out(*paths)] == [""] * 11
