@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -164,7 +163,7 @@ async def open_browsers(
 
     live = [task for task in tasks if not benchmark_of(task).recorded]
     trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
-    hosts = {urlsplit(task.start_url).hostname for task in live}
+    hosts = {task.host for task in live}
     folders: dict[str, Path] = {}
     for task in tasks:
         folders |= benchmark_of(task).folders()

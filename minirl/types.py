@@ -76,9 +76,14 @@ class Task:
     meta: Fields = field(default_factory=dict)  # benchmark, site, difficulty, ...
 
     @property
+    def host(self) -> str:
+        """Return the first page's host, "" if there is none."""
+        return urlsplit(self.start_url).hostname or ""
+
+    @property
     def site(self) -> str:
         """Return the site that the meta names, or the first page's host."""
-        return str(self.meta.get("site") or urlsplit(self.start_url).hostname or "")
+        return str(self.meta.get("site") or self.host)
 
 
 @dataclass(frozen=True)

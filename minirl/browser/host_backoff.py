@@ -5,8 +5,6 @@ Deviations from the released code:
 2. All ranks go by one list, which the next run forgets.
 """
 
-from urllib.parse import urlsplit
-
 from minirl.distributed import Ranks
 from minirl.types import Stop, Task, Trajectory
 
@@ -24,7 +22,7 @@ class HostBackoff:
         """Note whether an episode's first page opened. One that never got a browser says nothing of it."""
         failure = trajectory.error if trajectory.stop is Stop.SITE_ERROR else ""
         if failure or trajectory.turns:
-            self.noted.append((host_of(trajectory.task), trajectory.task.id, failure))
+            self.noted.append((trajectory.task.host, trajectory.task.id, failure))
 
     def agree(self, ranks: Ranks) -> list[str]:
         """Count what all ranks noted; return a line for every host that is left out from now on."""
@@ -47,8 +45,4 @@ class HostBackoff:
         return news
 
     def left_out(self, task: Task) -> bool:
-        return self.failures.get(host_of(task), 0) == MAX_FAILURES
-
-
-def host_of(task: Task) -> str:
-    return urlsplit(task.start_url).hostname or ""
+        return self.failures.get(task.host, 0) == MAX_FAILURES

@@ -70,17 +70,20 @@ def check_run(config: Config) -> None:
         given["model.path"] = str((config.replay or folder) / "model")
         if (folder / "model").is_dir():  # its own, which has moved with it
             recorded["model.path"] = given["model.path"]
+    unlike = []
     for name, value in recorded.items():
         if name not in given:
             raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
-        if name.startswith(FIXED) and name not in MOVABLE and given[name] != value:
+        if given[name] == value or name == "resume":
+            continue
+        unlike.append(name)
+        if name.startswith(FIXED) and name not in MOVABLE:
             problem = f"{folder} was made with {name} {value}, not {given[name]}"
             raise ValueError(f"{problem}; choose another --name")
     if checkpoints(run.checkpoint_dir) and not config.resume:
         raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not folder.exists():
         raise ValueError(f"--resume: there is no run in {folder}")
-    unlike = [name for name, value in recorded.items() if given[name] != value and name != "resume"]
     if config.resume and unlike:
         say(f"unlike before: {', '.join(unlike)}")
     if config.sampler.kind == "vllm" and find_spec("vllm") is None:

@@ -95,9 +95,9 @@ class Logger:
                 self.board.add_scalar(name, value, step)
 
     def report(self) -> None:
-        from minirl.cli.report import write_report
-
         if self.run.records:
+            from minirl.cli.report import write_report
+
             write_report(self.run.root)
 
     def close(self) -> None:

@@ -197,13 +197,21 @@ class Plan:
         return sum(self.shards.values()) + max(phases)
 
 
+def machine_of(text: str) -> tuple[int, float]:
+    """Return how many GPUs a --plan names, and the GB of each. ValueError if it names none.
+
+    >>> machine_of("8x80")
+    (8, 80.0)
+    """
+    numbers = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", text)
+    if numbers is None:
+        raise ValueError(f"--plan {text}: write 8x80 for eight GPUs of 80 GB")
+    return int(numbers[1]), float(numbers[2])
+
+
 def plan(config: Config) -> Plan:
     """Return the bytes that a run would hold on each GPU of --plan's machine."""
-    machine = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", config.plan or "")
-    if machine is None:
-        raise ValueError(f"--plan {config.plan}: write 8x80 for eight GPUs of 80 GB")
-    gpus = int(machine[1])
-    gpu_gb = float(machine[2])
+    gpus, gpu_gb = machine_of(config.plan or "")
     replicas = config.optim.replicas
     model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
@@ -211,6 +219,7 @@ def plan(config: Config) -> Plan:
     trained = trained_size(config, model)
     packed = packed_size(config, model)
     adapters = config.model.lora > 0
+
     # what stays in both phases
     weights = 4 * parameters * replicas // gpus
     gradients = 4 * trained * replicas // gpus

@@ -19,7 +19,6 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -70,10 +69,7 @@ def filter_tasks(
     parents = {task.id: task.meta.get("task_id_decomposed_from") for task in remaining}  # WebGym's field
     remove("decomposed", {name: f"part of {parent}" for name, parent in parents.items() if parent})
     hosts = {host.lower().removeprefix("www.") for host in unstable}
-    listed = []
-    for task in remaining:
-        if str(urlsplit(task.start_url).hostname).removeprefix("www.") in hosts:
-            listed.append(task.id)
+    listed = [task.id for task in remaining if task.host.removeprefix("www.") in hosts]
     remove("on unstable sites", dict.fromkeys(listed, "its site is listed"))
     late = [task.id for task in remaining if has_passed(task, datetime.now())]
     remove("for months that are over", dict.fromkeys(late, "nobody can book for the past"))
