@@ -32,9 +32,9 @@ CHROMIUM := $(PY) -m minirl.browser.executable
 DOWNLOAD := $(VENV)/bin/playwright install --only-shell chromium
 LIMIT := $(shell command -v timeout >/dev/null && echo timeout 300)
 define find-chromium
-@try() { [ -n "$$MINIRL_CHROMIUM" ] || $(CHROMIUM) >/dev/null 2>&1 || { echo "setup: $$*"; $(LIMIT) "$$@" </dev/null; }; }; \
+@try() { [ -n "$$MINIRL_CHROMIUM" ] || $(CHROMIUM) >/dev/null 2>&1 || { echo "setup: $$*" >&2; $(LIMIT) "$$@" </dev/null; }; }; \
 root() { [ "$$(id -u)" != 0 ] || try "$$@"; }; \
-try $(DOWNLOAD); root apt-get -qq update; root apt-get -qq install -y chromium-headless-shell; \
+try $(DOWNLOAD); root apt-get -qq update; root apt-get -qq install -y chromium-headless-shell >/dev/null; \
 root $(DOWNLOAD) --with-deps; $(CHROMIUM)
 endef
 

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import io
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,26 +43,25 @@ Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
 
 
+IS_GLIBC = platform.libc_ver()[0] == "glibc"
 MMAP_THRESHOLD = -3  # glibc's number of the setting
 LARGE = 4 << 20  # bytes of a block that goes back to the machine as soon as it is freed
-
-
-@functools.cache  # it reads the interpreter's own file
-def has_glibc() -> bool:
-    return platform.libc_ver()[0] == "glibc"
+KERNELS = "64"  # of oneDNN, one for each shape of a matrix product, a quarter of a MB each
 
 
 def limit_heap() -> None:
-    """Have glibc give large blocks back at once. By itself it comes to keep all below 32 MB, in a heap that
-    grows by half in ten steps, because what lives long comes to lie between."""
-    if has_glibc():
+    """Have PyTorch keep few of oneDNN's kernels, of which it keeps 1,024 by itself: the shape of packed rows
+    hardly ever comes again. Have glibc give large blocks back at once: by itself it comes to keep all below
+    32 MB, in a heap that grows by half in ten steps, because what lives long comes to lie between."""
+    os.environ.setdefault("LRU_CACHE_CAPACITY", KERNELS)
+    if IS_GLIBC:
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def release_memory() -> None:
     """Give freed memory back to the machine. Tensors of many sizes leave holes between what is kept, and
     glibc holds on to these until it is asked."""
-    if has_glibc():
+    if IS_GLIBC:
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -3,9 +3,12 @@
 import copy
 import io
 import json
+import platform
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +87,32 @@ def test_products_of_transposed_inputs_and_frozen_weights():
     out.sum().backward()
     torch.testing.assert_close(out, x.T @ weight.T, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(x.grad, weight.sum(0)[:, None].expand(48, 100), rtol=1e-5, atol=1e-4)
+
+
+# One whose cache is new, and what glibc's mallinfo2 calls uordblks and hblkhd, the 5th and 8th of ten numbers
+SHAPES = """
+import ctypes, sys, torch
+from minirl.config import ModelConfig
+from minirl.model import load_model, product
+
+load_model(ModelConfig(path=sys.argv[1]))
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = type("Mallinfo", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_size_t * 10)]})
+weight = torch.randn(256, 128)
+held = []
+for rows in range(100, 400):
+    product(torch.randn(rows, 128), weight)
+    held.append(mallinfo().bytes[4] + mallinfo().bytes[7])
+print((held[-1] - held[99]) // 1000)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc tells")
+def test_rows_of_ever_new_lengths_do_not_fill_the_memory(tiny_folder):
+    """Of 300 shapes, the last 200 hold no more than 100 did; by PyTorch's default they hold 50 MB more."""
+    command = [sys.executable, "-c", SHAPES, str(tiny_folder)]
+    kilobytes = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    assert kilobytes < 10_000
 
 
 def test_other_types_and_few_rows_are_left_to_pytorch(monkeypatch):
