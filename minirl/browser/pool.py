@@ -45,6 +45,7 @@ LETTERS = """() => {
   return canvas.getImageData(0, 0, 20, 20).data.some(Boolean);
 }"""
 Size = tuple[int, int]  # width and height of a page in its own pixels
+Opened = tuple[Session, AsyncExitStack]  # and what closes it
 FAILURES = (PlaywrightError, TimeoutError)  # of a browser that does not do what it is asked
 
 
@@ -59,7 +60,7 @@ class BrowserSlot:
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    idle: dict[Size, list[tuple[Session, AsyncExitStack]]] = field(default_factory=dict)  # of a sealed pool
+    idle: dict[Size, list[Opened]] = field(default_factory=dict)  # of a sealed pool
 
 
 @dataclass
@@ -228,10 +229,11 @@ class BrowserPool:
         slot.load += 1
         opened = AsyncExitStack()
         try:
-            session = await self._acquire(slot, opened, size)
+            session, owner = await self._acquire(slot, opened, size)
             yield session
             if self.sealed and await session.renew():
-                slot.idle.setdefault(size, []).append((session, opened.pop_all()))
+                opened.pop_all()  # it stays open
+                slot.idle.setdefault(size, []).append((session, owner))
         finally:
             slot.load -= 1
             closing = asyncio.ensure_future(opened.aclose())
@@ -241,24 +243,27 @@ class BrowserPool:
                 await closing
                 raise
 
-    async def _acquire(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Session:
+    async def _acquire(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Opened:
         try:
             async with asyncio.timeout(ACQUIRE_SECONDS):
                 try:
                     return await self._open(slot, opened, size)
-                except FAILURES:
-                    return await self._open(slot, opened, size)  # the browser has been replaced
+                except FAILURES:  # the browser has been replaced
+                    await opened.aclose()
+                    return await self._open(slot, opened, size)
         except FAILURES as error:
             raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
 
-    async def _open(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Session:
-        """Return a session in a new or an idle context, which `opened` closes even if this is cancelled."""
+    async def _open(self, slot: BrowserSlot, opened: AsyncExitStack, size: Size) -> Opened:
+        """Return a session in a new or an idle context and its owner, which `opened` closes even if this is
+        cancelled."""
         browser = await self._browser(slot)
         while idle := slot.idle.get(size):
             session, owner = idle.pop()
-            opened.push_async_callback(owner.aclose)
             if session.context.browser is browser:
-                return session
+                opened.push_async_exit(owner)
+                return session, owner
+            await owner.aclose()
 
         config = self.config
         width, height = size
@@ -278,15 +283,17 @@ class BrowserPool:
                 "sec-ch-ua": f'"Chromium";v="{version.partition(".")[0]}"',
                 "sec-ch-ua-full-version-list": f'"Chromium";v="{version}"',
             }
+        owner = AsyncExitStack()
+        opened.push_async_exit(owner)
         guard = replace(self.guard)  # with lookups of its own
-        opened.callback(guard.lookups.shutdown, wait=False, cancel_futures=True)
+        owner.callback(guard.lookups.shutdown, wait=False, cancel_futures=True)
         if "proxy" in self.options:
-            proxy = await opened.enter_async_context(Proxy(guard))
+            proxy = await owner.enter_async_context(Proxy(guard))
             options["proxy"] = through(proxy.address)
 
         # Shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
         opening = asyncio.ensure_future(browser.new_context(**options))
-        opened.push_async_callback(close, opening)
+        owner.push_async_callback(close, opening)
         try:
             async with asyncio.timeout(START_SECONDS):
                 context = await asyncio.shield(opening)
@@ -296,7 +303,7 @@ class BrowserPool:
         except FAILURES:  # it hangs, or lost its driver, for every later episode, too
             self._drop(slot, browser)
             raise
-        return Session(config, context, page, guard, scale)
+        return Session(config, context, page, guard, scale), owner
 
 
 async def close(opening: asyncio.Future[BrowserContext]) -> None:

@@ -1,6 +1,7 @@
 """Browsers elsewhere, by their addresses; the manifest of a pool of them."""
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -85,13 +86,38 @@ async def test_episodes_in_a_browser_elsewhere(address, site):
         assert await visit(9) == "" and pool.launches == 2
 
 
+async def test_a_context_keeps_nothing_of_its_earlier_episodes():
+    """It serves thousands of them, one after the other, until its browser is replaced; then it is closed."""
+
+    def stacks() -> int:
+        gc.collect()
+        return sum(type(each) is AsyncExitStack for each in gc.get_objects())
+
+    async with BrowserPool(CONFIG, sealed=True) as pool:
+        counts = []
+        contexts = set()
+        for _ in range(4):
+            async with pool.session() as session:
+                contexts.add(session.context)
+            counts.append(stacks())
+        assert len(contexts) == 1 and counts == counts[:1] * 4
+
+        await pool.slots[0].browser.close()
+        old = session.guard.lookups
+        async with pool.session() as session:
+            assert session.context not in contexts
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            old.submit(print)
+        assert stacks() == counts[0]
+
+
 @pytest.mark.parametrize(("ranks", "loads"), [(2, [2, 2] + [1] * 6), (16, [10] * 8)])
 async def test_ranks_share_addresses_evenly(ranks, loads, monkeypatch):
     """Five episodes of each rank on eight addresses. If all began with the first, sixteen ranks would have
     sixteen episodes on each of five addresses, and none on three."""
 
     async def acquire(*_):
-        return SimpleNamespace(guard=SimpleNamespace())
+        return SimpleNamespace(guard=SimpleNamespace()), AsyncExitStack()
 
     monkeypatch.setattr(BrowserPool, "_acquire", acquire)
     config = replace(CONFIG, connect=tuple(f"ws://browsers:{n}" for n in range(8)))
