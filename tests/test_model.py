@@ -89,7 +89,7 @@ def test_products_of_transposed_inputs_and_frozen_weights():
     torch.testing.assert_close(x.grad, weight.sum(0)[:, None].expand(48, 100), rtol=1e-5, atol=1e-4)
 
 
-# One whose cache is new, and what glibc's mallinfo2 calls uordblks and hblkhd, the 5th and 8th of ten numbers
+# In a process whose cache is new. Of mallinfo2's ten numbers hblkhd and uordblks, 5th and 8th, are what is held
 SHAPES = """
 import ctypes, sys, torch
 from minirl.config import ModelConfig
@@ -109,7 +109,7 @@ print((held[-1] - held[99]) // 1000)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc tells")
 def test_rows_of_ever_new_lengths_do_not_fill_the_memory(tiny_folder):
-    """Of 300 shapes, the last 200 hold no more than 100 did; by PyTorch's default they hold 50 MB more."""
+    """The last 200 of 300 shapes add less than 10 MB; by PyTorch's default they add more than 50."""
     command = [sys.executable, "-c", SHAPES, str(tiny_folder)]
     kilobytes = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
     assert kilobytes < 10_000
