@@ -89,7 +89,7 @@ def test_products_of_transposed_inputs_and_frozen_weights():
     torch.testing.assert_close(x.grad, weight.sum(0)[:, None].expand(48, 100), rtol=1e-5, atol=1e-4)
 
 
-# In a process whose cache is new. Of mallinfo2's ten numbers hblkhd and uordblks, 5th and 8th, are what is held
+# In a process whose cache is new. Of mallinfo2's ten numbers the 5th, hblkhd, and 8th, uordblks, are held
 SHAPES = """
 import ctypes, sys, torch
 from minirl.config import ModelConfig
