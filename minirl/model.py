@@ -14,6 +14,7 @@ import hashlib
 import io
 import os
 import platform
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from cachetools import LRUCache, cached
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,8 +37,7 @@ from minirl.types import Tokenizer
 CPU = torch.device("cpu")
 VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
-CACHE_BYTES = 2**27  # of pictures that each rank keeps: 128 MB
-WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
+CACHE_BYTES = 2**27  # of pictures that each rank keeps at least: 128 MB
 Image.MAX_IMAGE_PIXELS = 32_000_000  # Pillow refuses twice as many, which are a gigabyte of numbers
 MIN_ROWS = 64  # of a matrix product by oneDNN; below, the call itself costs more
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
@@ -46,14 +47,14 @@ Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and t
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 MMAP_THRESHOLD = -3  # glibc's number of the setting
 LARGE = 4 << 20  # bytes of a block that goes back to the machine as soon as it is freed
-KERNELS = "64"  # of oneDNN, one for each shape of a matrix product, a quarter of a MB each
 
 
 def limit_heap() -> None:
-    """Have PyTorch keep few of oneDNN's kernels, of which it keeps 1,024 by itself: the shape of packed rows
-    hardly ever comes again. Have glibc give large blocks back at once: by itself it comes to keep all below
-    32 MB, in a heap that grows by half in ten steps, because what lives long comes to lie between."""
-    os.environ.setdefault("LRU_CACHE_CAPACITY", KERNELS)
+    """Have PyTorch keep few of oneDNN's kernels, of which it keeps 1,024 by itself, a quarter of a MB each,
+    one for each shape of a matrix product: that of packed rows hardly ever comes again. Have glibc give large
+    blocks back at once: by itself it comes to keep all below 32 MB, in a heap that grows by half in ten
+    steps, because what lives long comes to lie between."""
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     if IS_GLIBC:
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
@@ -73,7 +74,7 @@ def request_seed(*parts: object) -> int:
 
 class Images:
     """An image processor that keeps its results: a screenshot is sampled with, and trained on in every epoch.
-    All threads share about `CACHE_BYTES` of them."""
+    All threads share them."""
 
     def __init__(self, path: str, max_pixels: int | None):
         # PIL rather than torchvision: the same pixels on every machine, whatever else is installed
@@ -84,17 +85,17 @@ class Images:
         self.size = dict(processor.size)
         if max_pixels is not None:
             self.size = {"shortest_edge": self.unit * self.unit, "longest_edge": max_pixels}
-        # a pixel is three float32 in each of the equal frames
-        pixels = min(max_pixels or WINDOW, WINDOW)
-        bytes_each = 12 * processor.temporal_patch_size * pixels
+        # 2% of the machine's memory for eight ranks: its episodes' last screenshots, 30 MB each at full size
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        cache = LRUCache(max(CACHE_BYTES, memory // 400), lambda picture: picture[0].nbytes)  # pyright: ignore
         # `prepare(png)` returns a screenshot's patches and their grid
-        self.prepare = functools.lru_cache(CACHE_BYTES // bytes_each)(self._prepare)
+        self.prepare = cached(cache, lock=threading.Lock())(self._prepare)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and the height that a picture of this size is scaled to."""
-        smallest = self.size["shortest_edge"]
-        largest = self.size["longest_edge"]
-        new_height, new_width = smart_resize(height, width, self.unit, smallest, largest)
+        new_height, new_width = smart_resize(
+            height, width, self.unit, self.size["shortest_edge"], self.size["longest_edge"]
+        )
         return new_width, new_height
 
     def _prepare(self, png: bytes) -> Picture:
@@ -332,11 +333,11 @@ class Encoded(NamedTuple):
 def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor) -> Encoded:
     """Return ids with their positions, and the prepared screenshots, of which a text model has none."""
     ids_L = np.array(ids, dtype=np.int64)
-    if preprocessor.images is None:
-        return Encoded(ids_L, positions(ids_L, [], preprocessor.pad, 1), [])
-    pictures = [preprocessor.images.prepare(png) for png in pngs]
+    images = preprocessor.images
+    pictures = [images.prepare(png) for png in pngs] if images else []
     grids = [grid for _, grid in pictures]
-    return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, preprocessor.images.merge), pictures)
+    merge = images.merge if images else 1
+    return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, merge), pictures)
 
 
 def padded_inputs(

@@ -416,11 +416,24 @@ def test_a_text_model_says_that_it_cannot_see(preprocessor):
 
 
 def test_as_many_pictures_are_kept_as_fit(tiny_folder, monkeypatch):
-    """By the bytes of the largest: two equal frames of three float32 a pixel."""
-    monkeypatch.setattr("minirl.model.CACHE_BYTES", 10 * 24 * 64 * 64)
-    images, noise = Images(str(tiny_folder), max_pixels=64 * 64), io.BytesIO()
-    Image.effect_noise((64, 64), 80).save(noise, "PNG")
-    assert images.prepare.cache_info().maxsize == 10
-    assert images.prepare(noise.getvalue())[0].nbytes == 24 * 64 * 64
-    monkeypatch.setattr("minirl.model.CACHE_BYTES", 2**28)
-    assert Images(str(tiny_folder), max_pixels=None).prepare.cache_info().maxsize == 8  # of 1280 x 1000
+    """By their own bytes, not by those of the largest: two equal frames of three float32 a pixel."""
+    each = 24 * 64 * 64
+    machine = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 400 * 3 * each}
+    monkeypatch.setattr("os.sysconf", machine.get)
+    assert Images(str(tiny_folder), max_pixels=None).prepare.cache.maxsize == 2**27  # more than the share
+    monkeypatch.setattr("minirl.model.CACHE_BYTES", 0)
+    images = Images(str(tiny_folder), max_pixels=None)
+    pictures = []
+    for side in (64, 64, 64, 96, 128):
+        file = io.BytesIO()
+        Image.effect_noise((side, side), 80).save(file, "PNG")
+        pictures.append(file.getvalue())
+    first = [images.prepare(picture)[0] for picture in pictures[:3]]
+    assert all(
+        images.prepare(picture)[0] is patches for picture, patches in zip(pictures, first, strict=False)
+    )
+    images.prepare(pictures[3])  # has the bytes of 2.25 of them, so that none of the others stays
+    assert images.prepare.cache.currsize == 2.25 * each
+    assert images.prepare(pictures[4])[0].nbytes == 4 * each  # too large to be kept
+    assert images.prepare.cache.currsize == 2.25 * each
+    assert images.prepare(pictures[0])[0] is not first[0]
