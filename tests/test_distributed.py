@@ -360,6 +360,7 @@ def evaluated(ranks: Ranks, config: Config, seconds: dict[int, float], wait: flo
     return [(t.task.id, t.member) for t in done], len(stage.ran), ticks
 
 
+@pytest.mark.more
 def test_ranks_take_an_evaluations_tasks_as_they_have_room_and_wait_for_the_slowest():
     """One rank takes twenty times as long as the other, and longer than a collective call waits."""
     config = replace(tiny(), browser=BrowserConfig(episodes=2))

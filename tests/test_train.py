@@ -114,6 +114,7 @@ def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
     assert [m["step"] for m in Run(finished).metrics()] == [1, 2, 3]
 
 
+@pytest.mark.more
 def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
     """No Chromium can be found, and the losses are those of the run that left the dumps."""
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")

@@ -370,6 +370,7 @@ async def test_the_order_that_is_the_newest(world, session):
 
 
 @browsing
+@pytest.mark.more
 async def test_the_review_that_is_the_newest(world, session):
     call = "func:shopping_get_sku_latest_review_{}('B0 1/x')"
     emma = task(**shows("last", call.format("author"), exact_match="Emma"))
@@ -400,6 +401,7 @@ async def test_a_shop_that_does_not_answer_gives_no_verdict(world, session, monk
 
 
 @browsing
+@pytest.mark.more
 async def test_a_members_role(world, session, monkeypatch):
     wanted = published(112)  # vinta is to be a guest
     await begin(session, wanted)
@@ -444,6 +446,7 @@ async def test_values_that_are_no_texts(world, session):
 
 
 @browsing
+@pytest.mark.more
 async def test_pages_that_fail_give_no_verdict(world, session, monkeypatch):
     wanted = task(**shows("last", "document.body.outerText", must_include=["x"]))
     await session.goto(world.sites["MAP"])

@@ -141,6 +141,7 @@ def test_tasks_outlive_a_file(tmp_path):
 
 
 @needs_pages
+@pytest.mark.more
 async def test_an_agent_that_sees_acts_in_the_pages_own_window_drawn_larger():
     browser = replace(CONFIG.browser, width=480, height=630)
     config = replace(CONFIG, agent=AgentConfig(), browser=browser)

@@ -159,6 +159,7 @@ async def test_private_addresses_are_left_again_in_a_browser_elsewhere(address, 
         assert session.page.url == "about:blank"
 
 
+@pytest.mark.more
 async def test_an_address_without_a_browser(site, monkeypatch):
     """It is an error at the start; later, episodes go elsewhere, but for one that asks whether it is back."""
     monkeypatch.setattr("minirl.browser.pool.CONNECT_PAUSE", 0.1)
@@ -196,6 +197,7 @@ def drivers() -> list[psutil.Process]:
     return [child for child in alive if "run-driver" in child.cmdline()]
 
 
+@pytest.mark.more
 async def test_a_driver_that_died_is_started_again_for_the_next_episode(site):
     """Its browsers die with it, and nobody tells. Episodes that begin at the same time share the new one."""
     others = {driver.pid for driver in drivers()}  # of an earlier test's pool, still ending

@@ -428,6 +428,7 @@ async def test_sessions_cancelled_while_they_open_or_close_leave_nothing_behind(
     await cdp.detach()
 
 
+@pytest.mark.more
 async def test_a_browser_without_a_sign_of_life_is_replaced_unless_nobody_listened(site, monkeypatch):
     for name, seconds in {"CHECK_SECONDS": 0.5, "EXIT_SECONDS": 1.0}.items():
         monkeypatch.setattr(f"minirl.browser.pool.{name}", seconds)

@@ -68,6 +68,7 @@ class Cast:
         return policy
 
 
+@pytest.mark.more
 def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     eval_script, tmp_path, tiny_folder, preprocessor, monkeypatch, capsys
 ):

@@ -252,6 +252,7 @@ async def screenshot(page: Page) -> bytes:
 
 
 @in_browser
+@pytest.mark.more
 async def test_a_shop_brings_its_letters_which_are_hinted_slightly(monkeypatch):
     """Its picture is the same whatever letters the system has; without its own it would not be. Hinted
     fully, as Chromium without a screen does it, the small model reads fewer of them."""

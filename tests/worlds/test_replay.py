@@ -167,6 +167,7 @@ async def test_faults_are_caught(monkeypatch, count):
     assert [outcome.task.id for outcome in outcomes if not outcome.reason] == []
 
 
+@pytest.mark.more
 async def test_hostile_words_are_only_words():
     attack = "</script><img src=x onerror='window.hit = 1'>\"]'"
     sound = make_site("shop", 11, "medium")

@@ -214,6 +214,7 @@ async def played(kind: Any, pool: BrowserPool, world: World, task: Task) -> tupl
 
 
 @in_browser
+@pytest.mark.more
 async def test_agents_do_tasks_on_pages_with_their_own_tools():
     """Tasks that between them take every operation which the agent has a tool for."""
     config = replace(CONFIG.browser, width=1280, height=720)

@@ -80,6 +80,7 @@ def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_pat
             assert set(rewards(said, task.goal, (1, 1)).values()) == {1.0}, (said, task.goal)
 
 
+@pytest.mark.more
 async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor, tmp_path):
     """Turn by turn in the model's pixels, with the state machine as the verifier; control: not without the
     last click."""
@@ -108,6 +109,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
                 assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
 
 
+@pytest.mark.more
 def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, monkeypatch):
     """One that fails leaves the template's; one that would close itself can't."""
     monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 1)  # so the answers come in order

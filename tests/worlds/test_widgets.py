@@ -101,7 +101,9 @@ async def test_every_widgets_fault_is_caught(kinds, monkeypatch):
     assert [kind for kind, result in zip(broken, results, strict=True) if not result.reason] == []
 
 
-@pytest.mark.parametrize("page_size", [8, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "page_size", [pytest.param(8, marks=pytest.mark.more), pytest.param(0, marks=pytest.mark.slow)]
+)
 async def test_a_row_of_a_long_list_is_reached(page_size, monkeypatch):
     world = shelf(page_size)
     step = Step("OPEN", {"thing": "thing-17"})
@@ -130,6 +132,7 @@ def on_each_book(name: str, actions: list[Json], *before: Step, last: str) -> li
     return paths
 
 
+@pytest.mark.more
 async def test_a_list_is_searched_ordered_by_its_texts_and_scrolled():
     """A search finds the title that was typed before one that holds it. Of a list in order two rows are shown
     at a time: the one of each book is where the interpreter says. What scrolls is never shown in parts."""
