@@ -305,6 +305,7 @@ async def test_markup_that_is_shown_as_text_is_found(session):
 
 
 @browsing
+@pytest.mark.more
 async def test_a_post_in_the_forum(world, session):
     """Its address is made from where the agent stopped; its title, body and links are looked up."""
     hrefs = "[...document.querySelectorAll('a')].map(e => e.getAttribute('href')).join(' ')"

@@ -76,6 +76,7 @@ def posting(title: str) -> list[str]:
     return [*typed, 'do(action="Click", element="3")', 'exit(message="It is posted.")']
 
 
+@pytest.mark.more
 async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world, preprocessor, tmp_path):
     title = {
         "url": "func:reddit_get_post_url('__last_url__')",

@@ -68,6 +68,7 @@ async def test_a_click_is_told_to_have_no_effect_only_where_the_screen_stays_the
     assert await session.page.evaluate(case.get("shows", "true"))
 
 
+@pytest.mark.more
 async def test_what_never_comes_is_waited_for_once(session, site):
     """A picture whose answer the server keeps back."""
     await session.start(f"{site}/")

@@ -404,6 +404,7 @@ async def test_a_browser_without_any_font_is_refused(tmp_path, monkeypatch):
     await does_not_start(CONFIG, ".it has no font: apt-get install")
 
 
+@pytest.mark.more
 async def test_sessions_cancelled_while_they_open_or_close_leave_nothing_behind(pool):
     """At once, and not only when the browser gets to it: the next episode may look."""
 

@@ -136,7 +136,11 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
 
 @pytest.mark.parametrize(
     ("world", "walks", "length"),
-    [(SHOP, 8, 15), (LABORATORY, 3, 500), pytest.param(GENERATED, 1, 2000, marks=pytest.mark.more)],
+    [
+        (SHOP, 8, 15),
+        pytest.param(LABORATORY, 3, 500, marks=pytest.mark.more),
+        pytest.param(GENERATED, 1, 2000, marks=pytest.mark.more),
+    ],
     ids=["shop", "laboratory", "generated"],
 )
 @in_browser

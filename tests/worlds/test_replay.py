@@ -190,6 +190,7 @@ async def test_hostile_words_are_only_words():
             assert await session.page.evaluate(f"[window.hit, {drawn}]") == [None, 0]
 
 
+@pytest.mark.more
 async def test_the_command_replays_folders(tmp_path, capsys):
     for world in worlds(2):
         save_world(world, tmp_path / world.name)
