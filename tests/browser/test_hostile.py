@@ -131,7 +131,7 @@ GIVEN_UP = READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"]
         ("/leaving", "fetch-and-leave", 1.5),
         ("/sandboxed", "sandboxed", 1.5),
         pytest.param("/ticking", "ticking", 1.5, marks=pytest.mark.more),
-        pytest.param("/polling", "polling", 1.5, marks=pytest.mark.more),
+        ("/polling", "polling", 1.5),
     ],
 )
 async def test_nothing_is_waited_for_that_will_not_come(session, site, path, spot, seconds):
