@@ -138,12 +138,14 @@ async def test_nothing_is_waited_for_that_will_not_come(session, site, path, spo
     """Neither now nor by the next call: the limits are far below the caps, which are the alternative. A page
     that never rests may wait for its cap once."""
     await session.start(site + path)
-    for _ in range(2 if path in ("/ticking", "/polling") else 0):
-        await carry_out(session, made('press_keys {"keys": ["Tab"]}'))
-    for step in ('press_keys {"keys": ["Tab"]}', f"click {spot}", 'hover {"point_2d": [900, 900]}'):
+    never_rests = path in ("/ticking", "/polling")
+    tab = 'press_keys {"keys": ["Tab"]}'
+    late = 0
+    for step in [*[tab] * (3 if never_rests else 1), f"click {spot}", 'hover {"point_2d": [900, 900]}']:
         begun = asyncio.get_running_loop().time()
         await carry_out(session, made(step))
-        assert asyncio.get_running_loop().time() - begun < seconds
+        late += asyncio.get_running_loop().time() - begun >= seconds
+    assert late <= never_rests
 
 
 @pytest.mark.more
