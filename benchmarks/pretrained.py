@@ -1,20 +1,20 @@
-"""A pretrained language model, SmolLM2-135M, learns MiniWoB++: cloning, reinforcement, rivals, a control.
+"""A pretrained language model, SmolLM2-135M, learns MiniWoB++: cloning, reinforcement, a rival, a control.
 
-    python benchmarks/pretrained.py --seeds 2 3 4 --ranks 1 --flags="--sampler vllm"
+    python benchmarks/pretrained.py --seeds 1 2 --flags="--sampler vllm --model.dtype float32"
 
-From six mined demonstrations of each of twelve types a clone is made. It is reinforced on sixteen types,
-those twelve and four for which the search finds nothing; once more with the rewards permuted within each
-group, which keeps everything but the information; and cloned on for as many updates as take its time.
-The first seed also clones ten times as many mined demonstrations, for as long. Every agent is asked about the
-same held-out pages of the sixteen types and of four that no phase trains on: pages whose first prompt is
-unlike any that is reinforced or demonstrated (the task set leaves out a page that repeats a reinforced one,
-and sft.py a demonstration that repeats a page).
+From some sixty mined demonstrations of each of twelve types a clone is made, of all layers, in small batches:
+fewer demonstrations or larger batches do not teach it to look up (docs/log.md). Then its upper ten layers are
+reinforced on eight types, once more with the rewards permuted within each group, which keeps everything but
+the information; and cloning goes on for as many updates as take the time of reinforcement. Every agent is
+asked about the same held-out pages of twenty types, whose first prompts are unlike any that is reinforced.
 
 The types were fixed before any reinforcement. A clone of 136 demonstrations of the 49 types that the search
 had solved on seeds 0 to 2 acted on seeds 8000 to 8007 of all 130 types at temperature 1, with prompts of at
 most 512 tokens. Those with 1 to 7 successes of 8 count if at least 10 of seeds 8000 to 8019 begin with a
 prompt that none of seeds 0 to 59 begins with. They come by nearness to 40%, then by name: the first twelve
-of the solved types and the first four of the others are trained, the next two of each never.
+of the solved types and the first four of the others are trained, the next two of each never. Which eight of
+the sixteen are practised was fixed with seed 0: those of which ten steps on all sixteen had found groups of
+unequal outcomes, and which the clone did not solve.
 
 Every run is a subprocess in its own folder; one that is there is not repeated, and one of train.py that was
 interrupted goes on. The last line is JSON: success and paired differences by seed.
@@ -23,7 +23,6 @@ interrupted goes on. The last line is JSON: success and paired differences by se
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -49,57 +48,56 @@ SOLVED = (
 UNSOLVED = "drag-shapes,email-inbox-noscroll,phone-book,use-autocomplete"  # by the search
 NEVER = "navigate-tree,stock-market,unicode-test,use-slider"  # trained
 TRAINED = f"{SOLVED},{UNSOLVED}"
-TASKS = ["--task.train", f"miniwob:{TRAINED}:0-59", "--task.heldout", f"miniwob:{TRAINED},{NEVER}:9000-9019"]
-DEMONSTRATIONS = {"six": "100-105", "sixty": "100-159"}  # page seeds
+PRACTISED = (
+    "click-link,click-pie-nodelay,click-tab-2-easy,click-tab-2-hard,click-tab-2-medium,click-widget,"
+    "email-inbox-noscroll,use-autocomplete"
+)
+HELDOUT = f"miniwob:{TRAINED},{NEVER}:9000-9019"
+TASKS = ["--task.train", f"miniwob:{PRACTISED}:0-119", "--task.heldout", HELDOUT]
+REINFORCED = ["--optim.lr", "6e-5", "--optim.decay"]
 
 
 @dataclass
 class Args:
-    seeds: tuple[int, ...] = (2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1)
     out: Path = Path("runs/learning")
-    ranks: int = 2
+    ranks: int = 1
     flags: str = field(default="")
     """Further flags for every run, separated by blanks."""
-    parts: tuple[str, ...] = ("clone", "rl", "permuted", "on", "tenfold")
+    parts: tuple[str, ...] = ("clone", "rl", "permuted", "on")
     """Which of them to run; the table shows what is there."""
-    cloning_updates: int = 60
-    """Of the clone: six demonstrations of twelve types nine times."""
-    cloning_seconds: float = 8.0
+    cloning_updates: int = 400
+    cloning_seconds: float = 5.7
     """How long an update of cloning takes: the clone's progress shows it."""
 
 
 def run_parts(args: Args, bench: learning.Args, seed: int) -> None:
     """Make a seed's runs, in an order in which each finds what it needs."""
     common = ["--agent.brief", *TASKS, "--eval.episodes", "400"]
-    cloning = learning.cloning(mine(args, "six"), args.cloning_updates)
     clone = run_of(bench, seed, "clone")
     if "clone" in args.parts:
-        learning.clone(bench, f"seed{seed}_clone", seed, *common, *cloning)
+        learning.clone(bench, f"seed{seed}_clone", seed, *common, *cloning(args, args.cloning_updates))
+    start = [*common, *learning.start_of(clone), *REINFORCED]
     for name, flags in {"rl": [], "permuted": ["--shuffle-rewards"]}.items():
-        run = run_of(bench, seed, name)
-        if name in args.parts and not run.root.exists():  # it begins with the clone and its evaluation
-            shutil.copytree(clone.root, run.root)
         if name in args.parts:
-            learning.train(bench, f"seed{seed}_{name}", seed, *common, *cloning, *flags)
-    updates = learning.updates_of(run_of(bench, seed, "rl"), args.cloning_seconds)
+            learning.train(bench, f"seed{seed}_{name}", seed, *start, *flags)
     if "on" in args.parts:
+        updates = learning.updates_of(run_of(bench, seed, "rl"), args.cloning_seconds)
         begun = ["--model.path", str(clone.checkpoint_dir / "sft")]
-        as_long = learning.cloning(mine(args, "six"), updates)
-        learning.clone(bench, f"seed{seed}_on", seed, *common, *begun, *as_long)
-    if "tenfold" in args.parts and seed == args.seeds[0]:
-        as_long = learning.cloning(mine(args, "sixty"), updates)
-        learning.clone(bench, f"seed{seed}_tenfold", seed, *common, *as_long)
+        learning.clone(bench, f"seed{seed}_on", seed, *common, *begun, *cloning(args, updates))
 
 
-def mine(args: Args, number: str) -> str:
-    """Return the dump of so many mined demonstrations a type, which is made if it is missing."""
-    folder = args.out / "smollm2" / f"mined_{number}"
+def cloning(args: Args, updates: int) -> list[str]:
+    """Flags that clone the mined demonstrations, which are made if they are missing, with all layers."""
+    folder = args.out / "smollm2" / "mined"
     dump = folder / "trajectories" / "demos.jsonl"
     if not dump.exists():
-        source = f"miniwob:{SOLVED}:{DEMONSTRATIONS[number]}"
+        source = f"miniwob:{SOLVED}:100-159"
         command = [sys.executable, "-m", "minirl.data", "mine", source, "--out", str(folder)]
         subprocess.run(command, check=True, stdout=sys.stderr)
-    return str(dump)
+    small = ["--model.freeze", "0", "--sft.batch", "4"]
+    kept = ["--sft.held-back", "0.05"]  # the least loss on these is kept
+    return [*learning.cloning(str(dump), updates), *small, *kept]
 
 
 def run_of(bench: learning.Args, seed: int, name: str) -> Run:
@@ -135,7 +133,7 @@ def table_of(args: Args, bench: learning.Args) -> Table:
         for seed in args.seeds:
             for task, values in successes(run_of(bench, seed, name)).items():
                 outcomes[name].setdefault(task, []).extend(values)
-    rows = {"trained": TRAINED, "solved by the search": SOLVED, "not": UNSOLVED, "never trained": NEVER}
+    rows = {"reinforced": PRACTISED, "trained": TRAINED, "never trained": NEVER}
     rows |= {kind: kind for kind in f"{TRAINED},{NEVER}".split(",")}
     for title, kinds in rows.items():
         cells = []
@@ -148,11 +146,11 @@ def table_of(args: Args, bench: learning.Args) -> Table:
 
 
 def differences(bench: learning.Args, seed: int, parts: tuple[str, ...]) -> dict[str, Any]:
-    """A seed's rates on the sixteen types, and what each run has over the clone, paired by task."""
+    """A seed's rates on the reinforced types, and what each run has over the clone, paired by task."""
     row: dict[str, Any] = {}
-    before = of_kinds(successes(run_of(bench, seed, "clone")), TRAINED)
+    before = of_kinds(successes(run_of(bench, seed, "clone")), PRACTISED)
     for name in parts:
-        outcomes = of_kinds(successes(run_of(bench, seed, name)), TRAINED)
+        outcomes = of_kinds(successes(run_of(bench, seed, name)), PRACTISED)
         values = sum(outcomes.values(), [])
         if not values:
             continue
