@@ -105,10 +105,10 @@ def updates_of(learned: Run, cloning_seconds: float) -> int:
     return round(sum(row["seconds/total"] for row in learned.metrics()) / cloning_seconds)
 
 
-def cloning(demos: str, updates: int) -> list[str]:
-    """Flags that clone a dump for so many updates."""
+def cloning(demos: str, updates: int, held_back: float = 0.0) -> list[str]:
+    """Flags that clone a dump for so many updates; the least loss on what is held back is kept."""
     as_long = ["--sft.epochs", str(updates), "--sft.max-steps", str(updates)]
-    return ["--sft.held-back", "0", *as_long, "--sft.demos", demos]
+    return ["--sft.held-back", str(held_back), *as_long, "--sft.demos", demos]
 
 
 def clone(args: Args, name: str, seed: int, *flags: str) -> Run:
