@@ -62,7 +62,7 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
     for run in runs:
         rows = {row["step"]: dict(row) for row in run.metrics()}
         for row in run.evals():
-            rows.setdefault(row["step"], {})["held out"] = row["success"]
+            rows.setdefault(row["step"], {})["evaluated"] = row["success"]
         by_step.append(rows)
     steps = sorted(set().union(*by_step))
     keys = dict.fromkeys(key for rows in by_step for row in rows.values() for key in row)

@@ -33,8 +33,8 @@ function short(x) {
 // On a page of several runs each is a line: of the chart's first number, or of the one named by `of`.
 const CHARTS = [
   {title: "Success", keys: {success: "training"}, evals: true, top: 1, zero: true, says: "Share of episodes. " +
-    "Training samples freely, on the tasks it practises; held-out tasks are others, so the two may lie far apart."},
-  {title: "Held-out success", keys: {"held out": ""}, top: 1, zero: true, says: "By evaluations; a dot is one."},
+    "Training samples freely, on what it practises; a dot is an evaluation, on tasks held out or, by --eval-every, set aside."},
+  {title: "Success in evaluations", keys: {evaluated: ""}, top: 1, zero: true, says: "On tasks held out or set aside."},
   {title: "Reward", keys: {reward: "mean", reward_std: "deviation"}, says: "Of a step's episodes. " +
     "Where the deviation goes to 0 all episodes earn alike, and nothing more is learned."},
   {title: "Turns per episode", keys: {turns: "turns"}, zero: true, says: "Mean of a step's episodes."},
@@ -141,7 +141,7 @@ function withLegend(spec, lines, points, svg) {
   const last = points.at(-1);
   if (last) {
     const text = `${percent(last.success)} (${percent(last.low)}–${percent(last.high)})`;
-    legend.push(entry({class: "key eval"}, "held out", text));
+    legend.push(entry({class: "key eval"}, "newest evaluation", text));
   }
   return make("figure", {class: "card", "data-title": spec.title},
     make("figcaption", {}, make("h3", {}, spec.title)), svg, make("div", {class: "legend"}, legend),

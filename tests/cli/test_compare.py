@@ -33,7 +33,7 @@ def test_a_run_without_any_success_has_its_curve(tmp_path, monkeypatch):
     with sync_playwright() as playwright:
         page = playwright.chromium.launch(**launch_options()).new_page()
         page.goto((tmp_path / "compare.html").as_uri())
-        assert page.locator("[data-title='Held-out success'] path.line").count() == 2
+        assert page.locator("[data-title='Success in evaluations'] path.line").count() == 2
 
 
 def test_a_page_shows_what_differs_the_rates_and_a_curve_for_each_run(tmp_path, monkeypatch):
