@@ -228,5 +228,4 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     run.add_start()
     if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
-    log = Logger(run, config.steps)
-    return Experiment(config, run, log, tasks, preprocessor, ranks, trainer)
+    return Experiment(config, run, Logger(run, config.steps), tasks, preprocessor, ranks, trainer)

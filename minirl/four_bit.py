@@ -61,8 +61,7 @@ def pack(model: nn.Module) -> None:
 
 def packed_layers(model: nn.Module) -> dict[str, PackedLinear]:
     """Return a model's packed layers, by the names that their weights would have."""
-    named = model.named_modules()
-    return {f"{name}.weight": layer for name, layer in named if isinstance(layer, PackedLinear)}
+    return {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, PackedLinear)}
 
 
 def packed_shapes(model: nn.Module) -> dict[str, torch.Size]:

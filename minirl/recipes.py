@@ -153,8 +153,7 @@ def openwebrl_8b() -> Config:
 def openwebrl_qwen35() -> Config:
     """OpenWebRL with Qwen3.5-4B, ours: all numbers are the 4B's, of a paper that trained Qwen3-VL."""
     config = openwebrl_4b()
-    model = replace(config.model, path="Qwen/Qwen3.5-4B")
-    return replace(config, recipe="openwebrl_qwen35", model=model)
+    return replace(config, recipe="openwebrl_qwen35", model=replace(config.model, path="Qwen/Qwen3.5-4B"))
 
 
 def webagent_r1_3b() -> Config:

@@ -349,9 +349,9 @@ def accepted(results: Mapping[int, bool], target: int) -> tuple[int, int]:
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:
-    """Return one line on a step that gave up: how its episodes ended."""
-    stops = Counter(trajectory.stop.value for trajectory in finished)
-    ends = ", ".join(f"{stop} {count}" for stop, count in stops.most_common())
+    """Return one line on a step that gave up: the most common ends of its episodes, or errors."""
+    ends = Counter((one.error or one.stop.value).splitlines()[-1] for one in finished)
+    common = ", ".join(f"{end} {count}" for end, count in ends.most_common(4))
     succeeded = sum(trajectory.success for trajectory in finished)
-    line = f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({ends}); "
+    line = f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({common}); "
     return f"{line}a warm start that succeeds sometimes, not always, gives groups that differ"

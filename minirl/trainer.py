@@ -89,8 +89,7 @@ class Trainer:
             self.reference = self.policy
             return
         if self.reference is None:
-            model = self.load()
-            self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
+            self.reference = make_policy(self.load(), self.preprocessor, self.config, self.ranks, train=False)
         self.reference.load_state_dict(self.policy.state_dict())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -221,8 +220,7 @@ class Trainer:
         totals["grad_norm"] = full_tensor(grad_norm).item()
         if is_finite(totals):
             self.bad_steps = 0
-            settings = self.optimizer.param_groups[0]
-            settings.update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+            self.optimizer.param_groups[0].update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
             self.optimizer.step()
         else:
             self.bad_steps += 1

@@ -201,6 +201,7 @@ async def test_scoring_takes_none_of_an_episodes_time_and_has_as_long(
 
 
 SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR))
+BUG = replace(SPOILED, error="Traceback\n  in f\nKeyError: 'x'\n")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,8 @@ SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR))
         ([EQUAL] * 20, "of 12 episodes 0 succeeded (done 12); a warm start that succeeds sometimes"),
         # as of a judge whose key has expired
         ([SPOILED] * 20, "of 12 episodes 0 succeeded (judge_error 12)"),
+        ([replace(SPOILED, error="401: the key is wrong")] * 20, "succeeded (401: the key is wrong 12)"),
+        ([EQUAL, BUG, BUG] * 9, "succeeded (KeyError: 'x' 8, done 4)"),
     ],
 )
 async def test_a_step_that_finds_nothing_gives_up_with_the_reason(plans, reason):

@@ -67,7 +67,7 @@ def read_call(given: Fields) -> Call:
     arguments = {}
     for key in ACTIONS[name]:
         match key in POINTS, given.get(key):
-            case True, [int() | float(), int() | float()] as point if tools.no_fraction(point):
+            case True, [int() | float(), int() | float()] as point if tools.no_fraction(point) and str(point):
                 arguments[key] = point
             case False, str() | int() | float() as text:
                 arguments[key] = str(text)

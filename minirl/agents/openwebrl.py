@@ -95,8 +95,7 @@ def system_prompt(brief: bool, file: Path | None = None, chat: ChatFormat | None
         text = calls_in_tags(text)
     if chat and chat.closing:
         text = text.replace(THOUGHT, "")
-    lines = [json.dumps(schema, ensure_ascii=False) for schema in schemas()]
-    return text.replace("{tools}", "\n".join(lines))
+    return text.replace("{tools}", "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas()))
 
 
 def parse(text: str, form: str = FORM) -> Parsed:

@@ -108,10 +108,10 @@
     const leaves = candidates.filter(e => !holders.has(e));
     const number = new Map(leaves.map((e, i) => [e, i]));
     window[NUMBERED] = leaves;
-
     const copyOf = new Map(pairs);
-    for (const to of copyOf.values())  // what a page itself may have of these is not ours
-      for (const name of ['bbox', 'text', 'value', 'status', 'label-id']) to.removeAttribute('data-' + name);
+    const OURS = /^data-(bbox|text|value|status|label-id)$/i;  // what a page itself has of these is not ours
+    for (const to of copyOf.values())  // and nobody writes a hundred attributes by hand
+      [...to.attributes].forEach((given, i) => i < 100 && !OURS.test(given.name) || to.removeAttributeNode(given));
     for (const [e, to] of pairs) {
       const box = boxOf(e);
       // what a frame has scrolled away is not where its box says

@@ -26,8 +26,10 @@ class HostBackoff:
 
     def agree(self, ranks: Ranks) -> list[str]:
         """Count what all ranks noted; return a line for every host that is left out from now on."""
-        # The episodes of one task fail together, and count once
-        outcomes = {(host, task): failure for host, task, failure in ranks.all_gather(self.noted)}
+        # The episodes of one task count once, and as a failure if all have failed
+        outcomes = {}
+        for host, task, failure in ranks.all_gather(self.noted):
+            outcomes[host, task] = failure and outcomes.get((host, task), failure)
         self.noted = []
 
         # Where no site at all opens, the fault is more likely this machine's network

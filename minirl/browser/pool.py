@@ -109,8 +109,7 @@ class BrowserPool:
             if self.config.connect:
                 fix = f"see that {self.config.connect[0]} answers, or leave out --browser.connect"
             raise ValueError(f"no browser can be started ({first_line(error)}): {fix}") from None
-        checking = asyncio.create_task(self._check())
-        self.closing.callback(checking.cancel)
+        self.closing.callback(asyncio.create_task(self._check()).cancel)
         return self
 
     def _choose_options(self) -> None:

@@ -345,8 +345,7 @@ class Session:
 
     def add_news(self, line: str) -> None:
         """Add a sentence to the news: the last five, each once, as a page may cause them without end."""
-        others = [old for old in self.news[-4:] if old != line]
-        self.news = [*others, line]
+        self.news = [old for old in self.news[-4:] if old != line] + [line]
 
     def _watch(self, page: Page) -> None:
         page.on("close", self._closed)

@@ -125,7 +125,6 @@ def tell(trajectory: Trajectory, run: Run) -> None:
             row("", line, "red" if turn.parsed.error else "")
     verdict = "success" if trajectory.success else trajectory.error or "failure"
     row("verdict", verdict, "bold")
-    turns = len(trajectory.turns)
-    row("ended by", f"{trajectory.stop.value}, after {turns} turns and {trajectory.seconds:.1f} s")
+    row("ended by", f"{trajectory.stop.value}, {len(trajectory.turns)} turns, {trajectory.seconds:.1f} s")
     row("state", json.dumps(trajectory.final_state))
     row("expected", json.dumps(trajectory.task.goal))

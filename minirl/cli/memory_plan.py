@@ -73,8 +73,7 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
         if "q_norm" in parts:
             saved += heads
             in_float32 += heads
-    has_layer_norm = any(isinstance(part, nn.LayerNorm) for part in parts.values())
-    if not has_layer_norm:
+    if not any(isinstance(part, nn.LayerNorm) for part in parts.values()):
         in_float32 += 2 * width
     return width, e * saved + 4 * in_float32, e * (3 * inner + 2 * width + states)
 

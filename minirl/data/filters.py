@@ -145,8 +145,7 @@ def embed(tasks: Sequence[Task], model: str) -> np.ndarray:
     """Return the embeddings (N, E) of the tasks' wordings by a sentence-transformers model."""
     from sentence_transformers import SentenceTransformer  # to be installed for this alone
 
-    wordings = [task.instruction for task in tasks]
-    return SentenceTransformer(model).encode(wordings, show_progress_bar=True)
+    return SentenceTransformer(model).encode([task.instruction for task in tasks], show_progress_bar=True)
 
 
 def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Trajectory]:

@@ -151,8 +151,7 @@ def micro_rate(results: Sequence[Result], protocol: Protocol) -> Rate:
     """Return the share of successes; its interval is that of so many tasks."""
     n = len(results)
     count = sum(is_success(result, protocol) for result in results)
-    tasks = {result.task for result in results}
-    low, high = clustered_wilson(count, n, len(tasks))
+    low, high = clustered_wilson(count, n, len({result.task for result in results}))
     return Rate(count / max(n, 1), low, high, count, n)
 
 

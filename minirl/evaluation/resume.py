@@ -62,7 +62,15 @@ SHAPING = (
     "task.",
 )
 # But for what names code, files and addresses, or opens doors: a run's folder may come from anybody
-DOORS = ("agent.prompt", "browser.connect", "browser.private", "task.reward", "task.reset", "task.servers")
+DOORS = (
+    "agent.prompt",
+    "browser.connect",
+    "browser.insecure",
+    "browser.private",
+    "task.reward",
+    "task.reset",
+    "task.servers",
+)
 SUFFIX = "-eval"  # of the folder of a run's evaluations
 
 
@@ -208,8 +216,7 @@ class Ledger:
 
 def open_ledger(config: EvalScriptConfig, tasks: Sequence[Task], run: Run, ranks: Ranks, rule: str) -> Ledger:
     """Return the ledger of an evaluation: that of an earlier start, if there was one."""
-    recorded = settings(config, tasks)
-    evaluation = Evaluation(config.protocol, rule, recorded, results.versions(), config.seeds)
+    evaluation = Evaluation(config.protocol, rule, settings(config, tasks), results.versions(), config.seeds)
     label = ranks.broadcast(label_of(run, subject_of(config), evaluation))
     places = [(task, seed) for seed in config.seeds for task in tasks]
     return Ledger(run, label, evaluation, places, ranks)

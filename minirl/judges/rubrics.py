@@ -106,7 +106,7 @@ def newest_screenshots(trajectory: Trajectory, limit: int) -> tuple[str, ...]:
     names = [turn.images[-1] for turn in turns if turn.images]
     # What the last step changed, if it did more than end the episode, only the final screenshot shows
     last_calls = turns[-1].parsed.calls if turns else ()
-    only_ended = bool(last_calls) and all(call.name == "done" for call in last_calls)
+    only_ended = bool(last_calls) and all(call.name in ("done", "answer") for call in last_calls)
     if trajectory.final_image and not only_ended:
         names.append(trajectory.final_image)
     return tuple(names[max(0, len(names) - limit) :])

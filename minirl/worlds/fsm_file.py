@@ -179,8 +179,7 @@ class Action:
     def open_parameters(self) -> tuple[str, ...]:
         """Return the parameters that a caller must give; the others have fixed values."""
         bound = self.bind.param if self.bind else None
-        names = [name for name, value in self.parameters.items() if name == bound or is_placeholder(value)]
-        return tuple(names)
+        return tuple(key for key, value in self.parameters.items() if key == bound or is_placeholder(value))
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -276,8 +276,7 @@ class SiteBuilder:
         finish_label = self.buttons.get("order", label)
         self.site.add_action(page, f"FINISH_{role}", finish_label, to=end, gates=gates, effects=notes)
         after = item.split(".")[1:2]  # of done.cart.item: only what is in the cart can be ordered
-        flow = {"id": id, "verb": verb, "list": collection, "asks": dict(asks), "after": after}
-        self.flows.append(flow)
+        self.flows.append({"id": id, "verb": verb, "list": collection, "asks": dict(asks), "after": after})
 
     # --- inputs ---------------------------------------------------------------------------------------------
 

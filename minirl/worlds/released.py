@@ -103,8 +103,7 @@ class Reader:
         for parameter in chosen:
             if parameter != "item_id":
                 name = parameter.removesuffix("_id")
-        numbers = range(1, RECORDS + 1)
-        records = [{"id": f"{name}_{n}", "title": f"{name} {n}".capitalize()} for n in numbers]
+        records = [{"id": f"{name}_{n}", "title": f"{name} {n}".capitalize()} for n in range(1, RECORDS + 1)]
         self.records[f"{name}s"] = complete_records(records)
         return f"{name}s"
 

@@ -59,8 +59,7 @@ def make_shop(n: int, serif: bool = False) -> World:
 def _draw_pages(rng: Random) -> list[list[str]]:
     """Return the fields that a shop asks for, page by page: the first two of shop.toml and some others."""
     first, second, *others = CHOICES
-    count = rng.randint(1, 3)
-    fields = [first, second, *rng.sample(others, count)]
+    fields = [first, second, *rng.sample(others, rng.randint(1, 3))]
     rng.shuffle(fields)
     pages = []
     while fields:
@@ -84,8 +83,7 @@ def _shop_pages(pages: Sequence[Sequence[str]], goes_on: Sequence[bool]) -> Site
         site.add_page(id, " ".join(page).capitalize(), fields=types)
         for field in page:
             collection = CHOICES[field]["collection"]
-            bind = {"param": field, "collection": collection}
-            row = control("row", f"#{collection} .row", field, bind)
+            row = control("row", f"#{collection} .row", field, {"param": field, "collection": collection})
             role = f"CHOOSE_{field.upper()}"
             site.add_action(id, role, f"Choose {field}", row, to=then if goes_on[i] else "")
         if not goes_on[i]:

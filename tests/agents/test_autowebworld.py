@@ -100,6 +100,7 @@ async def test_the_ten_forms_are_read(action, call):
         "<action>{'action': 'type_text', 'text': open('x')}</action>",
         "<action>{'action': 'type_text', 'text': ['a']}</action>",
         "<action>{'action': 'click', 'coordinate': [0.52, 0.33]}</action>",
+        f"<action>{{'action': 'click', 'coordinate': [0x{'f' * 3700}, 5]}}</action>",  # can't be written down
         "Action: click(start_box='(0.4,0.9)')",
         f"<action>{'(' * 9999}</action>", f"<action>{'[' * 99}{']' * 99}</action>", "<action>\0</action>",
         "Action: left_double(start_box='(1,2)')", "Action: click()", "Action: click(start_box='(1)')",

@@ -161,6 +161,19 @@ async def test_what_a_script_has_made_is_seen(session, page, script):
     assert shown(await simplified_html.observe(session)) == {0: "b"}
 
 
+FORGED = """() => { document.querySelector('circle').setAttribute('DATA-LABEL-ID', '7');
+  const long = document.querySelector('p');
+  for (let i = 0; i < 3000; i++) long.setAttribute(`a${i}`, ''); }"""
+
+
+async def test_attributes_without_end_cost_no_time_and_none_is_taken_for_ours(session):
+    """Parsing 40,000 attributes of an element would take 13 s, in which all other episodes wait."""
+    await show(session, '<svg><circle r="9"/></svg><p>Text</p><b data-testid="b" onclick="1">B</b>')
+    await session.page.evaluate(FORGED)
+    page = await simplified_html.ask(session, "annotate")
+    assert len(page) < 10_000 and shown(simplify(page)) == {0: "b"} and "Text" in page
+
+
 LISTENING = """<div data-testid="click">A</div><svg width="18" viewBox="-9 -9 18 18">
 <circle data-testid="press" r="9"/></svg>
 <div data-testid="held"><b data-testid="inner">B</b></div><i data-testid="hover">C</i>

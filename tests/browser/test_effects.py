@@ -12,6 +12,7 @@ import pages
 import pytest
 from pages import do, observe
 
+from minirl.browser.page_scripts import MAX_MASKS, looks_the_same
 from minirl.config import BrowserConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,3 +86,11 @@ async def test_a_clock_does_not_pass_for_scrolling_and_its_picture_is_the_next_o
     assert line.endswith("Note: page scroll position did not change and may be at a boundary.")
     picture = session.unseen
     assert picture and (await observe(session)).image is picture
+
+
+async def test_masks_beyond_the_limit_are_left_out(png):
+    """A page may name as many as it likes, and each is painted while all other episodes wait."""
+    pictures = png(64, 64, seed=1), png(64, 64, seed=2)
+    nothing, everything = [0, 0, 1, 1], [0, 0, 64, 64]
+    assert looks_the_same(*pictures, [*[nothing] * (MAX_MASKS - 1), everything])
+    assert not looks_the_same(*pictures, [*[nothing] * MAX_MASKS, everything])

@@ -34,6 +34,16 @@ def test_failures_in_a_row_leave_a_host_out():
     assert listed.agree(alone()) == [] and listed.left_out(BAD)
 
 
+def test_a_task_has_failed_if_all_its_episodes_have():
+    """However late one of them fails, as under a limit of requests."""
+    listed = HostBackoff()
+    for n in range(MAX_FAILURES):
+        for trajectory in (reached(replace(BAD, id=f"b{n}")), failed(n), failed(n)):
+            listed.note(trajectory)
+    listed.note(reached(GOOD))
+    assert listed.agree(alone()) == [] and not listed.left_out(BAD)
+
+
 def test_a_network_that_is_down_is_not_the_sites_fault():
     listed = HostBackoff()
     for n in range(MAX_FAILURES):

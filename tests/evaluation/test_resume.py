@@ -346,6 +346,7 @@ PROMPT = {"agent.prompt": "/etc/hosts"}
 REWARD = {"task.reward": "runs/ablated/evil.py:reward"}
 DOORS = {
     "browser.connect": ["cdp:http://127.0.0.1:9222"],
+    "browser.insecure": True,
     "browser.private": True,
     "task.train": "/dev/zero",
     "task.heldout": "/dev/zero",

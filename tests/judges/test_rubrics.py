@@ -80,7 +80,10 @@ def test_the_final_screenshot_is_shown_if_the_last_step_acted():
     plain = episode(turn(image="a"), final_image="end")
     calls = (Call("click", {"point_2d": [1, 1]}), Call("done", {"response": "x"}))
     both = replace(plain, turns=(*plain.turns[:1], replace(plain.turns[1], parsed=Parsed("", calls))))
+    named_otherwise = (Call("answer", {"text": "x"}),)  # by AutoWebWorld's agent
+    answer = replace(plain.turns[1], parsed=Parsed("", named_otherwise))
     assert pictures_of(shown(plain)) == ["a", "last"]
+    assert pictures_of(shown(replace(plain, turns=(*plain.turns[:1], answer)))) == ["a", "last"]
     assert pictures_of(shown(both)) == ["a", "last", "end"]
     assert pictures_of(shown(both, "agenttrek")) == ["end"]
 

@@ -102,8 +102,7 @@ class VerifiedBenchmark(WebArenaBenchmark):
             folder = Path(root, str(task.goal["task_id"]))
             folder.mkdir()
             async with super().session(harness, task) as session:
-                tracing = session.context.tracing
-                await session.do(tracing.start_har(folder / "network.har", url_filter=LOGGED))
+                await session.do(session.context.tracing.start_har(folder / "network.har", url_filter=LOGGED))
                 self.logs[session.context] = folder
                 yield session
 
