@@ -195,7 +195,7 @@ def autowebworld_7b() -> Config:
     max_pixels = 12_845_056
     return Config(
         recipe="autowebworld_7b",
-        steps=508,  # 16,253 samples once, 32 a step
+        steps=508,  # 16,253 samples once, 32 a step: ours
         task=NO_TASKS,
         warm_start="none",  # from Qwen's own weights
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),

@@ -35,7 +35,6 @@ FIXED = (
     "agent.",
     "sft.",
     "eval.",
-    "eval_every",
     "warm_start",
     "shuffle_rewards",
 )
@@ -46,8 +45,6 @@ def check_run(config: Config) -> None:
     """Raise ValueError if the config can't be trained with, or two runs would mix in the run's folder. The
     script ends here if only its `--plan` is asked for, or the run is finished."""
     if config.plan:
-        if config.model.path == "tiny":
-            raise ValueError("--plan: a tiny model fits anywhere; name a larger recipe, such as openwebrl-4b")
         from minirl.cli.memory_plan import plan, show
 
         show(plan(config))
@@ -78,8 +75,6 @@ def check_run(config: Config) -> None:
         if name not in given:
             raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
         if given[name] == value or name == "resume":
-            continue
-        if name == "eval_every" and value and given[name]:  # tasks are set aside as before
             continue
         unlike.append(name)
         if name.startswith(FIXED) and name not in MOVABLE:

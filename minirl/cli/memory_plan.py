@@ -211,6 +211,8 @@ def machine_of(text: str) -> tuple[int, float]:
 def plan(config: Config) -> Plan:
     """Return the bytes that a run would hold on each GPU of --plan's machine."""
     gpus, gpu_gb = machine_of(config.plan or "")
+    if config.model.path == "tiny":
+        raise ValueError("--plan: a tiny model fits anywhere; name a larger recipe, such as openwebrl-4b")
     replicas = config.optim.replicas
     model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2

@@ -192,14 +192,11 @@ def test_a_resumed_run_says_what_is_unlike_before(tmp_path, capsys):
         lifecycle.check_run(replace(config, resume=True, shuffle_rewards=True))
 
 
-def test_what_an_evaluation_is_and_whether_tasks_are_set_aside_does_not_change(tmp_path):
-    """An evaluation of shorter episodes can't be compared with the earlier one; tasks that are set aside now
-    may have been trained on. How often they are evaluated is free."""
+def test_what_an_evaluation_is_does_not_change(tmp_path):
+    """One of shorter episodes can't be compared with the earlier one. How often one is made is free."""
     config = replace(tiny(), name=str(tmp_path), model=replace(tiny().model, path="m"), eval_every=4)
     Run(tmp_path).write_config(to_json(config))
     lifecycle.check_run(replace(config, resume=True, eval_every=2))
-    with pytest.raises(ValueError, match="was made with eval_every 4, not 0"):
-        lifecycle.check_run(replace(config, resume=True, eval_every=0))
     with pytest.raises(ValueError, match="was made with eval.max_steps"):
         lifecycle.check_run(replace(config, eval=replace(config.eval, max_steps=1)))
 
@@ -220,8 +217,6 @@ def test_a_plan_is_all_that_is_made(tmp_path, capsys):
     with pytest.raises(SystemExit):
         lifecycle.check_run(config)
     assert "1 x 80 GB" in capsys.readouterr().out and not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="--plan: a tiny model fits anywhere"):  # no hub is asked for it
-        lifecycle.check_run(replace(tiny(), plan="1x80"))
 
 
 @pytest.mark.parametrize(("part", "field"), [("agent", "names"), ("browser", "calm_ms")])

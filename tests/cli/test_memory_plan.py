@@ -259,7 +259,9 @@ def test_the_states_of_a_hybrid_by_hand():
 
 
 def test_mistakes_name_the_flag():
-    with pytest.raises(ValueError, match="^tiny can't be loaded"):
+    with pytest.raises(ValueError, match="^nowhere can't be loaded"):
+        plan(small(8, 80, **{"model.path": "nowhere"}))
+    with pytest.raises(ValueError, match="--plan: a tiny model fits anywhere"):  # no hub is asked for it
         plan(small(8, 80, **{"model.path": "tiny"}))
     for machine in ("8", "0x80", "eight", "8x"):
         with pytest.raises(ValueError, match=f"--plan {machine}: write 8x80"):
