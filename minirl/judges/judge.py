@@ -91,7 +91,7 @@ class LocalJudge(ModelJudge):
         prompt = prompt_of(self.preprocessor, messages)
         try:
             sample = await self.sampler.generate(Request(prompt, SEED, limit, GREEDY, self.config.seconds))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, SamplerError):
             await self.sampler.idle()  # what is still decoded would be in the update's way
             raise
         text = self.preprocessor.text(sample.ids)

@@ -159,7 +159,7 @@ def scripted(judge: LocalJudge, says: str | Exception) -> LocalJudge:
     if isinstance(says, str):
         ids = tuple(judge.preprocessor.tokenizer(says)["input_ids"])
         outcome = Sample(ids, (0.0,) * len(ids), "stop")
-    judge.sampler = Mock(generate=AsyncMock(side_effect=[outcome]))
+    judge.sampler = Mock(generate=AsyncMock(side_effect=[outcome]), idle=AsyncMock())
     return judge
 
 
@@ -263,9 +263,10 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
     assert opened.sampler.thread._shutdown
 
 
-async def test_a_verdict_that_is_cancelled_is_not_decoded_on(local):
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_verdict_that_is_cancelled_or_comes_late_is_not_decoded_on(local, late):
     """An update would share the device with it."""
-    judge = local()
+    judge = local(seconds=0.05 if late else 60.0)
     begun, done = threading.Event(), threading.Event()
 
     def decode(requests: Sequence[Request]) -> list[Sample]:
@@ -277,7 +278,10 @@ async def test_a_verdict_that_is_cancelled_is_not_decoded_on(local):
     judge.sampler._decode = decode
     asked = asyncio.create_task(judge(CLICKS))
     await asyncio.to_thread(begun.wait)
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
+    if late:
+        assert (await asked).success is None
+    else:
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
     assert done.is_set()
