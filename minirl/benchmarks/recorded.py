@@ -239,8 +239,7 @@ def demonstrations(tasks: Sequence[Task], harness: Harness) -> list[Trajectory]:
         response = agent.say(task.meta["thought"], action, task.meta["size"])
         screenshot = harness.images.put(picture_path(task).read_bytes())
         turn = Turn(0, (), (), (), response, images=(screenshot,), parsed=agent.parse(response))
-        trajectory = Trajectory(task, 0, turns=(turn,), success=True, reward=1.0)
-        trajectories.append(tokenised(trajectory, harness))
+        trajectories.append(tokenised(Trajectory(task, 0, turns=(turn,), success=True, reward=1.0), harness))
     n_left_out = len(tasks) - len(trajectories)
     if n_left_out:
         reason = "their records lack what was typed, scrolled or dragged"

@@ -148,20 +148,21 @@ class BrowserPool:
     async def _browser(self, slot: BrowserSlot) -> Browser:
         """Return a slot's browser, started or connected to if there is none or it died."""
         async with slot.lock:
-            if slot.browser is not None and slot.browser.is_connected():
+            # Without a process number it has not said in time what it is: the machine is busy
+            if slot.browser is not None and slot.browser.is_connected() and (slot.pid or slot.address):
                 return slot.browser
+            self._drop(slot, slot.browser)
             playwright = await self._driver()
-            slot.pid = None
             if slot.address:
                 slot.browser = browser = await self._connect(slot, playwright)
             else:
                 # Playwright's own limit: it also ends the process that took too long
                 browser = await playwright.chromium.launch(**self.options, timeout=1000 * START_SECONDS)
                 slot.browser = browser
-                answer = await ask(browser, "SystemInfo.getProcessInfo")
-                slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
                 version = await ask(browser, "Browser.getVersion")
                 slot.user_agent = version["userAgent"].replace("Headless", "")
+                answer = await ask(browser, "SystemInfo.getProcessInfo")
+                slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
             self.launches += 1
             return browser
 

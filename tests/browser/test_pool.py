@@ -25,7 +25,7 @@ from peers import alone
 
 from minirl.benchmarks.task_sets import TaskSets, load_source
 from minirl.browser import executable
-from minirl.browser.pool import BrowserPool, BrowserSlot
+from minirl.browser.pool import BrowserPool, BrowserSlot, ask
 from minirl.config import BrowserConfig
 from minirl.experiment import Experiment
 from minirl.recipes import tiny
@@ -195,6 +195,24 @@ async def test_an_address_without_a_browser(site, monkeypatch):
 def drivers() -> list[psutil.Process]:
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in alive if "run-driver" in child.cmdline()]
+
+
+async def test_a_browser_that_did_not_say_what_it_is_in_time_is_replaced(site, monkeypatch):
+    """Its process could not be ended, and pages would meet a HeadlessChrome."""
+    asked = []
+
+    async def ask_in_vain(browser, question, *seconds):
+        asked.append(question)
+        if len(asked) == 1:
+            raise TimeoutError
+        return await ask(browser, question, *seconds)
+
+    monkeypatch.setattr("minirl.browser.pool.ask", ask_in_vain)
+    async with BrowserPool(replace(CONFIG, browsers=1)) as pool:
+        async with pool.session() as session:
+            await session.start(f"{site}/")
+            assert "Headless" not in await session.page.evaluate("navigator.userAgent")
+        assert pool.slots[0].pid and asked[:2] == ["Browser.getVersion"] * 2
 
 
 @pytest.mark.more
