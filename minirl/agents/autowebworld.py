@@ -66,6 +66,7 @@ def read_call(given: Fields) -> Call:
         raise ValueError(f"there is no {name!r}; the actions are {', '.join(ACTIONS)}")
     arguments = {}
     for key in ACTIONS[name]:
+        # str raises ValueError for a number of over 4,300 digits, which no file of trajectories could hold
         match key in POINTS, given.get(key):
             case True, [int() | float(), int() | float()] as point if tools.no_fraction(point) and str(point):
                 arguments[key] = point
