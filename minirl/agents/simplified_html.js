@@ -111,7 +111,7 @@
     const copyOf = new Map(pairs);
     const OURS = /^data-(bbox|text|value|status|label-id)$/i;  // what a page itself has of these is not ours
     for (const to of copyOf.values())  // and nobody writes a hundred attributes by hand
-      [...to.attributes].forEach((given, i) => i < 100 && !OURS.test(given.name) || to.removeAttributeNode(given));
+      [...to.attributes].filter((a, i) => i >= 100 || OURS.test(a.name)).forEach(a => to.removeAttributeNode(a));
     for (const [e, to] of pairs) {
       const box = boxOf(e);
       // what a frame has scrolled away is not where its box says

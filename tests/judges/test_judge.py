@@ -266,12 +266,12 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_verdict_that_is_cancelled_or_comes_late_is_not_decoded_on(local, late):
     """An update would share the device with it."""
-    judge = local(seconds=0.05 if late else 60.0)
+    judge = local(seconds=1.0 if late else 60.0)  # a busy machine begins within it
     begun, done = threading.Event(), threading.Event()
 
     def decode(requests: Sequence[Request]) -> list[Sample]:
         begun.set()
-        time.sleep(0.2)
+        time.sleep(1.2 if late else 0.2)
         done.set()
         return [Sample((1,), (0.0,), "stop") for _ in requests]
 
