@@ -76,8 +76,10 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
-    if config.resume:
-        raise ValueError("--resume is for train.py: a cloning that was cut off is begun anew, without it")
+    if config.resume or config.replay:
+        raise ValueError(
+            "--resume and --replay are for train.py: cloning begins anew, of dumps by --sft.demos"
+        )
     if config.warm_start not in ("sft", "none"):
         raise ValueError(f"--warm-start is for train.py: to clone from it, --model.path {config.warm_start}")
     check_run(config)

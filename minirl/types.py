@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]  # of tokens
 Json = dict[str, Any]  # an object of JSON
-Fields = Mapping[str, Any]  # values by name, to be read alone
+Fields = Mapping[str, Any]  # values by name, read-only
 Feedback = tuple[str, ...]  # what an agent is told: a line for each of its calls
 Point = tuple[float, float]  # x and y in the page's pixels
 Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
 
 
 class Stop(Enum):
-    """How an episode ended, which is decided in minirl/episode.py alone."""
+    """How an episode ended; minirl/rewards.py may later make it JUDGE_ERROR or BLOCKED."""
 
-    DONE = "done"  # the agent called `done`
+    DONE = "done"  # the agent's final call, or the page or the record ended it
     MAX_STEPS = "max_steps"
     FORMAT_ERROR = "format_error"  # `agent.format_errors` unreadable responses in a row
     REPEATED = "repeated"  # `agent.repeats` equal responses in a row
@@ -45,9 +45,8 @@ class Stop(Enum):
     ENV_ERROR = "env_error"  # the page or the renderer failed (crash, hang)
     SITE_ERROR = "site_error"  # the task's first page did not open
     BLOCKED = "blocked"  # it failed, and ended on a bot wall
-    INFRA_ERROR = "infra_error"  # no browser was free in time, or it died
+    INFRA_ERROR = "infra_error"  # no browser was free in time, it died, or minirl has a bug
     JUDGE_ERROR = "judge_error"  # there is no verdict
-    CANCELLED = "cancelled"  # given up from outside
 
     @property
     def is_agent_fault(self) -> bool:
@@ -151,7 +150,7 @@ class Request:
     seed: int
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    seconds: float = 120.0  # that the response may take (OpenWebRL, table 8; in training 30, table 7)
+    seconds: float = 120.0  # that the response may take, in training too (OpenWebRL, table 8)
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,7 @@ class Trajectory:
     answer: str = ""
     success: bool = False
     reward: float = 0.0
-    error: str = ""  # the reason behind an invalid ending, with the traceback's last line
+    error: str = ""  # the reason behind an invalid ending; of a bug, its traceback
     final_state: Fields = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
@@ -270,7 +269,7 @@ class PageHangs(ToolFailure):
 
 
 class BrowserFault(Exception):
-    """The browser, the renderer or the site is gone; the episode ends with `stop`."""
+    """Something that is not the agent's fault has spoiled the episode, which ends with `stop`."""
 
     def __init__(self, stop: Stop, message: str):
         super().__init__(message)
@@ -318,7 +317,7 @@ class Session(Protocol):
     seen: bytes | str  # the page as the agent has seen it last, until an action has settled
     answer: bool | None  # whether dialogs are accepted; None: as usual
     look: Any  # how an agent that reads pages sees them: awaited, it returns a text
-    unseen: bytes  # one that was taken to see what an action changed, for the next observation
+    unseen: bytes  # a screenshot, taken to see what an action changed, for the next observation
 
     @property
     def width(self) -> int: ...  # of the current tab, in pixels
@@ -358,7 +357,7 @@ class Hosts(Protocol):
     def left_out(self, task: Task) -> bool: ...
 
 
-PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]  # answers turn t; scripts also look
+PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]  # answers turn t; a script reads the page, too
 
 
 class Agent(Protocol):
@@ -394,4 +393,4 @@ class Benchmark(Protocol):
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
     async def has_ended(self, session: Session, task: Task) -> bool: ...  # if the page has ended the episode
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer
-    async def state(self, session: Session) -> str: ...  # a name for the page's; "": its looks must do
+    async def state(self, session: Session) -> str: ...  # names the page's state; "": use address and looks

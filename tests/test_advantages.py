@@ -29,7 +29,7 @@ def of(group: Group) -> tuple[float, ...]:
     ("episodes", "invalid"),
     [
         ([episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)], "drop"),
-        ([episode(Stop.CANCELLED)] * 8, "drop"),
+        ([episode(Stop.TIMEOUT)] * 8, "drop"),
         ([episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask"),
         ([episode()], "mask"),
     ],

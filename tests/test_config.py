@@ -223,7 +223,7 @@ def test_a_papers_recipe_does_not_train_on_the_toy_shop_unasked(script, monkeypa
     recipe = "openwebrl_4b"
     heldout = ["--task.heldout", "tasks.jsonl"]
     for flags, missing in (([], "train"), (heldout, "train"), (["--task.train=tasks.jsonl"], "heldout")):
-        with pytest.raises(ValueError, match=rf"brings no tasks along: give --task.{missing} FILE \(or sho"):
+        with pytest.raises(ValueError, match=rf"brings no tasks: give --task.{missing} FILE, or sho"):
             script.run([recipe, *flags])
     given = [[recipe, *heldout, f"--task.train={tasks}"] for tasks in ("shops:0-9", "tasks.jsonl")]
     for argv in (*given, ["tiny", "--name", "never-made"]):
@@ -241,7 +241,7 @@ COUNTS += "batch.epochs batch.minibatch-turns sft.batch"
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--rollout.max-steps 5 4", "--rollout.max-steps: the last stage has turns alone"),
+        ("--rollout.max-steps 5 4", "--rollout.max-steps: give an odd number of values"),
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),

@@ -236,7 +236,9 @@ def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, 
     template, problem = REFUSED[case]
     if case == "long":
         monkeypatch.setattr("minirl.context.MAX_TEMPLATE_SECONDS", 0.05)
-    start = "the chat template can't say system, user, assistant, user"
+    start = (
+        "choose a chat model with --model.path: this chat template can't say system, user, assistant, user"
+    )
     with pytest.raises(ValueError, match=f"^{start}{problem}"):
         format_of(preprocessor, template)
 

@@ -27,7 +27,6 @@ GATE = {
     Stop.BLOCKED: (0.0, 0.0, False),
     Stop.INFRA_ERROR: (0.0, 0.0, False),
     Stop.JUDGE_ERROR: (0.0, 0.0, False),
-    Stop.CANCELLED: (0.0, 0.0, False),
 }
 
 

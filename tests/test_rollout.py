@@ -267,7 +267,7 @@ async def test_groups_that_are_not_kept_are_dumped_on_demand(plans, kept, always
 
 LONELY = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
 CRASHED = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
-ALL_BROKEN = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.CANCELLED))
+ALL_BROKEN = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.ENV_ERROR))
 
 
 @pytest.mark.parametrize(

@@ -414,7 +414,9 @@ def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
 
 def test_weights_that_a_run_started_from_are_not_cloned_anew(ended, finished):
     code, err = ended(sft, *small(finished, "--resume"))
-    assert code == 2 and "--resume is for train.py" in err
+    assert code == 2 and "--resume and --replay are for train.py" in err
+    code, err = ended(sft, "tiny", "--replay", str(finished))
+    assert code == 2 and "--resume and --replay are for train.py" in err
     code, err = ended(sft, "tiny", "--warm-start", "clones/sft")
     assert code == 2 and "to clone from it, --model.path clones/sft" in err
 

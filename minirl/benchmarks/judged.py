@@ -21,12 +21,12 @@ class JudgedBenchmark:
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
-        """Return the site with the wording, and the site with the goal, if the task has one."""
+        """Return the site with the goal or, if the task has none, with the wording."""
         host = urlsplit(without_passwords(task.start_url)).netloc.removeprefix("www.")
-        names = {(host, " ".join(task.instruction.casefold().split()))}  # benchmarks copy from one another
+        name = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
         if task.goal:
-            names.add((host, json.dumps(task.goal, sort_keys=True)))
-        return names
+            name = json.dumps(task.goal, sort_keys=True)
+        return {(host, name)}
 
     def missing(self, task: Task) -> list[str]:
         return []

@@ -22,7 +22,7 @@ from minirl.benchmarks.miniwob import MiniwobGoal, is_miniwob
 from minirl.benchmarks.recorded import StepGoal, digest_of, is_recorded, picture_path, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.benchmarks.webarena.verified import VerifiedGoal, is_verified, verified_task
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.fsm_file import load_goal
 
 BATCH_ROWS = 4  # of a Parquet file, that are held at a time: pictures are large
@@ -34,8 +34,8 @@ class OwnTask(Record):
     id: str
     instruction: str
     start_url: Annotated[str, Field(pattern=r"^(https?://|file:///)[^/\s]")]
-    goal: dict[str, Any] = {}
-    meta: dict[str, Any] = {}
+    goal: Json = {}
+    meta: Json = {}
 
 
 def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
@@ -77,7 +77,7 @@ def parse_task(record: Any, any_goal: bool = False) -> Task:
     return benchmark_task(record)
 
 
-def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
+def _own_task(record: Json, any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     if is_recorded(task):
         if not task.goal:

@@ -52,7 +52,7 @@ def read_flags(default: C, flags: Sequence[str], prog: str, about: str | None = 
 def check(config: C) -> C:
     """Return the config if its values can work together. ValueError names the flag to change."""
     check_bounds(config)
-    Question.of(config.judge)
+    Question.of(config.judge)  # OSError if --judge.prompt can't be read
     agent = config.agent
     judge = config.judge
     loss = config.loss
@@ -63,15 +63,15 @@ def check(config: C) -> C:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
     if loss.method != "grpo":
         if loss.kl:
-            raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
+            raise ValueError(f"--loss.method {loss.method} has no --loss.kl: add --loss.kl 0")
         if loss.credit != "trajectory":
-            raise ValueError(f"--loss.method {loss.method} has no --loss.credit: its turns share a weight")
+            raise ValueError(f"--loss.method {loss.method} weighs all turns alike: drop --loss.credit")
     if loss.credit == "return-to-go" and config.reward.invalid == "mask":
         raise ValueError("--loss.credit return-to-go compares valid turns alone: add --reward.invalid drop")
     if config.model.base_bits == 4 and not config.model.lora:
         raise ValueError("--model.base-bits 4 packs what adapters stand beside: add --model.lora 16")
     if len(rollout.max_steps) % 2 == 0:
-        raise ValueError("--rollout.max-steps: the last stage has turns alone, as in 15 90 30")
+        raise ValueError("--rollout.max-steps: give an odd number of values, turns last, as in 15 90 30")
     if agent.answers == "webrl" and agent.kind != "text":
         raise ValueError("--agent.answers webrl needs --agent.kind text")
     if config.batch.micro_tokens < agent.context_tokens:

@@ -21,7 +21,7 @@ from minirl.types import Json
 @dataclass(frozen=True)
 class Options:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, the first of which the others are compared with."""
+    """Folders of two or more runs, which are shown side by side."""
     out: Path = Path("compare.html")
     """The page that is written."""
 
@@ -62,7 +62,8 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Any]]:
     for run in runs:
         rows = {row["step"]: dict(row) for row in run.metrics()}
         for row in run.evals():
-            rows.setdefault(row["step"], {})["evaluated"] = row["success"]
+            if row["n"]:
+                rows.setdefault(row["step"], {})["evaluated"] = row["success"]
         by_step.append(rows)
     steps = sorted(set().union(*by_step))
     keys = dict.fromkeys(key for rows in by_step for row in rows.values() for key in row)

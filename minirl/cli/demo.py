@@ -46,7 +46,7 @@ class Options:
 
 def run(argv: Sequence[str]) -> None:
     """Play the episode."""
-    options = tyro.cli(Options, args=list(argv), prog="python -m minirl demo")
+    options = tyro.cli(Options, args=argv, prog="python -m minirl demo")
     config = settings(options)
 
     from minirl.distributed import open_ranks  # torch: --help and mistakes need not wait for it

@@ -38,7 +38,8 @@ FIXED = (
     "warm_start",
     "shuffle_rewards",
 )
-MOVABLE = ("task.reset", "task.servers", "sft.demos")  # they are elsewhere where a run has moved to
+# They are elsewhere where a run has moved to, or change no number
+MOVABLE = ("task.reset", "task.servers", "sft.demos", "model.gradient_checkpointing")
 
 
 def check_run(config: Config) -> None:
@@ -53,18 +54,22 @@ def check_run(config: Config) -> None:
         raise ValueError("--sampler remote: a served model can't be trained; use eval.py, or --sft.demos")
     for name in ("train", "heldout"):
         if not (getattr(config.task, name) or config.replay):
-            fix = f"give --task.{name} FILE (or shops:0-299, for generated ones)"
-            raise ValueError(f"recipe {config.recipe} brings no tasks along: {fix}")
+            raise ValueError(
+                f"recipe {config.recipe} brings no tasks: give --task.{name} FILE, or shops:0-299"
+            )
+    given = flatten(to_json(config))
     if config.replay:
         source = Run(config.replay)
         if not source.step_labels():
             raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
-        started = source.config().get("warm_start")
-        if started not in (None, "sft", "none", config.warm_start):
-            raise ValueError(f"--replay: that run has started from elsewhere: add --warm-start {started}")
+        replayed = flatten(source.config())
+        # from other weights, or at another temperature, ratios would begin far from 1
+        for name in ("warm_start", "sampler.temperature"):
+            value = replayed.get(name, given[name])
+            if value not in ("none", given[name]):
+                raise ValueError(f"--replay: that run had another: add --{name.replace('_', '-')} {value}")
     folder = config.run_dir
     run = Run(folder)
-    given = flatten(to_json(config))
     recorded = flatten(run.config())
     if config.model.path == "tiny":
         given["model.path"] = str((config.replay or folder) / "model")
@@ -78,8 +83,9 @@ def check_run(config: Config) -> None:
             continue
         unlike.append(name)
         if name.startswith(FIXED) and name not in MOVABLE:
-            problem = f"{folder} was made with {name} {value}, not {given[name]}"
-            raise ValueError(f"{problem}; choose another --name")
+            raise ValueError(
+                f"{folder} was made with {name} {value}, not {given[name]}; choose another --name"
+            )
     if checkpoints(run.checkpoint_dir) and not config.resume:
         raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not folder.exists():
@@ -109,8 +115,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
     is_resumed = experiment.ranks.broadcast(checkpoints(saved.folder) != [])
     is_cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
     if not is_resumed:
-        keeps_cloning = is_cloned and config.warm_start == "sft"
-        experiment.run.truncate_after(0 if keeps_cloning else -1)
+        experiment.run.truncate_after(0 if is_cloned and config.warm_start == "sft" else -1)
         experiment.ranks.barrier()
     if config.warm_start == "none":
         say(f"starting from {config.model.path} as it is")
@@ -145,9 +150,8 @@ async def evaluate(
 
     await reset_sites(experiment)
     places = [(task, n) for n, task in enumerate(tasks)]
-    max_steps = experiment.config.eval.max_steps
     with progress(f"evaluating {label}", len(tasks)) as meter:
-        trajectories = await worker.evaluate(places, label, max_steps, meter.reach)
+        trajectories = await worker.evaluate(places, label, experiment.config.eval.max_steps, meter.reach)
     experiment.run.save_trajectories(label, trajectories)
     # as eval.py counts, without aborted ones
     valid = [trajectory for trajectory in trajectories if trajectory.stop.is_agent_fault]

@@ -160,8 +160,7 @@ def activations(config: Config, e: int) -> tuple[int, int]:
     stacks = [(model.get_decoder().layers, tokens)]
     if tower:
         patches = row_patches(config, tower.config)
-        is_frozen = adapters or config.model.freeze_vision == "always"
-        trained = 0 if is_frozen else patches
+        trained = 0 if adapters or config.model.freeze_vision == "always" else patches
         stacks.append((tower.blocks, trained))
         mergers = sum(type(module).__name__.endswith("PatchMerger") for module in tower.modules())
         width, _, _ = layer_bytes(tower.blocks[0], e)

@@ -89,7 +89,7 @@ function card(spec) {
   // what is 0 throughout says nothing, but for the success
   const has = key => (series[key] || []).some(x => known(x) && (x !== 0 || spec.top));
   const lines = keys.filter(([key]) => has(key)).map(([key, name]) => ({name, values: series[key]}));
-  const points = spec.evals ? data.evals.filter(row => known(row.step)) : [];
+  const points = spec.evals ? data.evals.filter(row => known(row.step) && row.n) : [];
   const lacks = spec.needs && !Object.keys(series).some(key => key.startsWith(spec.needs) && has(key));
   if (!lines.length && !points.length || lacks) return null;
   return drawCard(spec, lines, points);

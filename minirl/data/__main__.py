@@ -55,18 +55,14 @@ def filter(
     vectors_NE = np.load(embeddings) if embeddings else None
     if vectors_NE is not None and len(vectors_NE) != len(pool) + len(unseen):
         raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and {len(vectors_NE)} embeddings")
-    sites = unstable.read_text(encoding="utf-8").split() if unstable else []
+    sites = unstable.read_text("utf-8-sig").split() if unstable else []
     remaining, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
     save_tasks(out / "tasks.jsonl", remaining)
     write_lines(out / "removed.jsonl", removed)
     say(f"{out / 'tasks.jsonl'}: {len(remaining)} of {len(pool)} tasks")
 
 
-def curate(
-    run: File,
-    dumps: tuple[str, ...],
-    preset: Literal["412", "912", "1.9k"] = "412",
-) -> None:
+def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9k"] = "412") -> None:
     """The shortest success of each task, evenly over sites, as trajectories/demos.jsonl in the run's folder.
 
     Args:
@@ -141,7 +137,7 @@ def smollm2(out: Path) -> None:
 
 def run(argv: Sequence[str]) -> None:
     verbs = {"filter": filter, "read": read, "curate": curate, "mine": mine, "smollm2": smollm2}
-    tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
+    tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=argv)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 
@@ -26,14 +25,17 @@ from minirl.benchmarks.task_sets import choose_benchmarks, drop_leaked
 from minirl.console import progress, say
 from minirl.evaluation.results import result_of
 from minirl.recipes import openwebrl_4b
-from minirl.types import Task, Trajectory
+from minirl.types import Json, Task, Trajectory
 
 SFT_THRESHOLD = 0.99  # OpenWebRL's, for cosines of Qwen3-Embedding-8B; of tasks to practise it is 0.95
 DATES = {  # with a year, as "January 8 to 10, 2027", "12 May 2026", "2026-02-14"
     r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b.{0,12}?\b(20\d\d)\b": "%b %Y",
     r"\b(20\d\d)-(0[1-9]|1[0-2])-\d\d\b": "%Y %m",
 }
-BOOKING = re.compile(r"\b(book|reserv|rent|room|hotel|flight|stay|check-?in|ticket|table)", re.IGNORECASE)
+BOOKING = re.compile(
+    r"\b(book(ing)?|reserv\w*|rent(al)?|rooms?|hotels?|flights?|stay(ing)?|check-?in|tickets?)\b(?!-)",
+    re.IGNORECASE,
+)
 BLOCK = 256  # rows that are compared at a time
 
 # How many trajectories of which of WebGym's parts; "" is any
@@ -51,10 +53,10 @@ def filter_tasks(
     min_tasks: int,  # on a site
     embeddings_NE: np.ndarray | None,  # of the tasks, then of the evaluation's
     threshold: float,
-) -> tuple[list[Task], list[dict[str, Any]]]:
+) -> tuple[list[Task], list[Json]]:
     """Return the tasks that stay, and a record of each that goes: the filter, the reason and the task."""
     remaining = list(tasks)
-    removed: list[dict[str, Any]] = []
+    removed: list[Json] = []
 
     def remove(name: str, reasons: dict[str, str]) -> None:  # by the id of a task that is to go
         nonlocal remaining
@@ -74,8 +76,12 @@ def filter_tasks(
     late = [task.id for task in remaining if has_passed(task, datetime.now())]
     remove("for months that are over", dict.fromkeys(late, "nobody can book for the past"))
     counts = Counter(task.site for task in remaining)
-    few = [task for task in remaining if counts[task.site] < min_tasks]
-    remove("in long tail", {task.id: f"one of {counts[task.site]} on {task.site}" for task in few})
+    few = {
+        task.id: f"one of {counts[task.site]} on {task.site}"
+        for task in remaining
+        if counts[task.site] < min_tasks
+    }
+    remove("in long tail", few)
     near_duplicates = {}
     if embeddings_NE is not None:
         # the evaluation's come first, and all stay
@@ -103,11 +109,7 @@ def has_passed(task: Task, now: datetime) -> bool:
     return bool(BOOKING.search(task.instruction)) and last + timedelta(31) < now
 
 
-def duplicates(
-    vectors_NE: np.ndarray,
-    threshold: float,
-    n_first: int = 0,
-) -> dict[int, tuple[int, float]]:
+def duplicates(vectors_NE: np.ndarray, threshold: float, n_first: int = 0) -> dict[int, tuple[int, float]]:
     """Compare rows greedily, from the first to the last: one goes if its cosine to one that stays is at least
     `threshold`. Return those that go, each with the row before it that it is most like, and the cosine. The
     `n_first` first rows all stay.

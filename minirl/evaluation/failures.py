@@ -76,15 +76,13 @@ def proxy_rows(trajectories: Sequence[Trajectory]) -> list[Json]:
 
 
 def category_of(trajectory: Trajectory) -> str | None:
-    """Return why an episode failed; None if it did not, or was only cut off at the end of a batch. The paper
-    counts blocked pages under access, and has no category form."""
+    """Return why an episode failed; None if it did not. The paper counts blocked pages under access,
+    and has no category form."""
     stop = trajectory.stop
     verdict = trajectory.verdict
     if trajectory.success:
         # The judge denies what the task's own rules affirm
         return "evaluation" if verdict is not None and verdict.success is False else None
-    if stop is Stop.CANCELLED:
-        return None
     if stop is Stop.JUDGE_ERROR or (verdict is not None and verdict.success is None):
         return "evaluation"
     if stop is Stop.BLOCKED:

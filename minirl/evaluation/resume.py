@@ -95,7 +95,7 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
     task = config.task
     sampling = config.eval
     if config.limit > 0 and not config.protocol:  # a protocol chooses among all
-        sampling = replace(sampling, episodes=min(config.limit, sampling.episodes))
+        sampling = replace(sampling, episodes=config.limit)
     if config.tasks is not None:
         task = replace(task, heldout=str(config.tasks))
     if config.success_within:
@@ -110,7 +110,7 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
         path = newest_checkpoint(recipe, folder / "checkpoints")
     return replace(
         config,
-        name=f"{config.name or recipe.recipe}{SUFFIX}",
+        name=(config.name or recipe.recipe).rstrip("/") + SUFFIX,
         model=replace(config.model, path=path),
         task=task,
         eval=sampling,

@@ -257,7 +257,7 @@ def author(
 def run(argv: Sequence[str]) -> int:
     """Run one verb and return the exit status."""
     verbs = {f.__name__: f for f in (make, check, solve, render, replay, reword, record, author)}
-    return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
+    return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=argv)
 
 
 if __name__ == "__main__":

@@ -101,11 +101,7 @@ class SiteBuilder:
             "lists": self.lists,
             "flows": self.flows,
         }
-        style = {
-            "brand": self.brand,
-            "labels": self.site.labels,
-            "messages": self.site.messages,
-        }
+        style = {"brand": self.brand, "labels": self.site.labels, "messages": self.site.messages}
         if not self.is_tiles:
             style["facts"] = facts
         return World(name, self.site.machine(meta), self.data, style)
@@ -203,8 +199,7 @@ class SiteBuilder:
         offers."""
         count = self.rng.randint(*self.level.inputs)
         if not self.is_tiles:
-            names = self.rng.sample(VOCABULARY["asks"][verb], count)
-            return {name: _offered(name) for name in names}
+            return {name: _offered(name) for name in self.rng.sample(VOCABULARY["asks"][verb], count)}
         asks = {}
         fields = self.rng.sample(ORDER_FIELDS, count)
         for field in sorted(fields, key=ORDER_FIELDS.index):  # as an order names them

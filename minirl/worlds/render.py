@@ -163,7 +163,7 @@ def load_world(folder: Path) -> World:
     records = validated(str(data_file), dict[str, tuple[Json, ...]], data)
     html = ""
     if style.get("look") == "built":
-        html = (folder / "index.html").read_text(encoding="utf-8")
+        html = (folder / "index.html").read_text("utf-8")
     return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style, html)
 
 

@@ -110,8 +110,7 @@ class Draft:
         flow = self.rng.choice(flows)
         find = {}
         if flow["list"]:
-            listing = list_of(self.world, flow["list"])
-            sentence, find = self.find(listing, "solution", "plain")
+            sentence, find = self.find(list_of(self.world, flow["list"]), "solution", "plain")
             self.sentences.append(sentence)
         self.do(flow, find)
         return True

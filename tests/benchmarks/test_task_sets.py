@@ -10,6 +10,7 @@ import pytest
 from peers import alone
 from recorded import write_steps
 
+from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.own_reward import OwnReward
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
@@ -145,6 +146,16 @@ async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypa
     worker = Mock()
     await lifecycle.evaluate_if_due(experiment, worker, {"step": 5})
     evaluate.assert_awaited_once_with(experiment, worker, tasks.validation[:5], "eval_step_00005", 5)
+
+
+def test_one_wording_with_other_goals_is_many_tasks():
+    """As with pages by seed; without a goal the wording decides, however it is written."""
+    task = Task("a", "Click the red  button.", "https://www.site.test/?seed=1", {"seed": 1})
+    identity = JudgedBenchmark().identity
+    assert identity(task) == identity(replace(task, id="b", instruction="Press what is red."))
+    assert identity(task).isdisjoint(identity(replace(task, goal={"seed": 2})))
+    plain = replace(task, goal={})
+    assert identity(plain) == identity(replace(plain, instruction="click the red button."))
 
 
 def test_a_users_reward_file_is_run_once(tmp_path):

@@ -127,6 +127,10 @@ BROKEN = [
     (ANSWERS, {"one_of": ["2"]}, "reference_answers.one_of.*: Input should be 'exact_match'"),
     (f"{TARGET}/url", ..., "program_html.0.url: Field required"),
     (f"{TARGET}/required_contents", {}, "required_contents: Dictionary should have at least 1 item"),
+    # an episode would meet what is not there
+    (ANSWERS, {}, "string_match has no rule"),
+    ("eval/reference_url", "", "url_match has no rule"),
+    ("eval/program_html", [], "program_html has no rule"),
 ]
 
 

@@ -19,6 +19,7 @@ def make_run(root: Path, kl: float, steps: int, name: str = "x") -> Path:
         groups = {"groups_submitted": 20 + step, "groups_kept": 16}
         run.add_metrics(step, {"success": step / 10, "entropy": float("nan"), **groups})
     run.add_eval("after RL", step=steps, success=0.5, low=0.4, high=0.6, n=64)
+    run.add_eval("eval_sft", step=1, success=0.0, low=0.0, high=1.0, n=0)  # all were aborted
     return root
 
 
@@ -47,6 +48,10 @@ def test_a_page_shows_what_differs_the_rates_and_a_curve_for_each_run(tmp_path, 
         assert [row.split("\t")[0] for row in rows[1:]] == ["name", "loss.kl"]
         assert rows[2].split() == ["loss.kl", "0.0", "0.1"]
         assert "50.0% 40.0 to 60.0, n = 64" in page.locator(".numbers").inner_text().replace("\n", " ")
+        assert page.locator(".numbers tr").all_inner_texts()[-1].split() == ["eval_sft", "–", "–"]
+        series = page.evaluate("JSON.parse(document.querySelector('#data').textContent).series")
+        (evaluated,) = (values for key, values in series.items() if key == f"evaluated of {runs[0]}")
+        assert evaluated == [None, None, None, 0.5, None, None]
         assert page.locator("[data-title=Success] path.line").count() == 2
         newest = page.locator("[data-title=Success] .legend output").all_inner_texts()
         assert newest == ["0.4", "0.6"], "each run's own, though the first ended earlier"

@@ -209,6 +209,19 @@ def test_a_replay_starts_where_its_source_has(tmp_path):
     with pytest.raises(ValueError, match="add --warm-start clones/sft"):
         lifecycle.check_run(config)
     lifecycle.check_run(replace(config, warm_start="clones/sft"))
+    source.write_config({"warm_start": "sft"})
+    with pytest.raises(ValueError, match="add --warm-start sft"):
+        lifecycle.check_run(replace(config, warm_start="none"))
+
+
+def test_a_replay_reads_log_probs_at_the_temperature_that_was_sampled_at(tmp_path):
+    source = Run(tmp_path / "source")
+    source.write_config({"sampler": {"temperature": 0.7}})
+    source.save_trajectories(Run.step_label(1), [])
+    config = replace(tiny(), name=str(tmp_path / "replay"), replay=source.root)
+    with pytest.raises(ValueError, match="add --sampler.temperature 0.7"):
+        lifecycle.check_run(config)
+    lifecycle.check_run(replace(config, sampler=replace(config.sampler, temperature=0.7)))
 
 
 def test_a_plan_is_all_that_is_made(tmp_path, capsys):

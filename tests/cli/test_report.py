@@ -230,13 +230,16 @@ def test_a_report_says_how_it_was_made_and_fits_a_phone(page, run):
     """Nothing is wider than the screen but a table that can be moved; what is 0 throughout is not drawn."""
     run.add_start()
     config = to_json(replace(tiny(), steps=24, loss=replace(tiny().loss, clip_high=0.3)))
-    run.write_config(config)
+    # of eval.py, which a recipe has not
+    run.write_config(config | {"tasks": None, "limit": 0, "retry": False, "protocol": "mine"})
     run.add_metrics(25, {"clip_fraction": 0.0, "entropy": 0.5})
     write_report(run.root)
     page.set_viewport_size({"width": 390, "height": 844})
     open_report(page, run)
     header = page.locator("header").inner_text()
     assert "\ncommit " in header and "loss.clip_high\t0.3\t0.28" in header and "steps\t24\t10" in header
+    assert "protocol\tmine" in header
+    assert not any(name in header for name in ("tasks\t", "limit\t", "retry\t"))
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     titles = page.locator("figure").evaluate_all("all => all.map(one => one.dataset.title)")
     assert titles[:2] == ["Success", "Turns per episode"] and "Entropy" in titles

@@ -257,6 +257,8 @@ def test_flags_win_over_the_protocol(resolve):
 
 def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(resolve):
     tasks = [*TASKS, Task("other", "Do it.", "http://a.test/", meta={"benchmark": "deepshop"})]
+    assert resolve("--limit", "400").eval.episodes == 400 > tiny().eval.episodes
+    assert resolve("--name", "clones/a/").run_dir == resolve("--name", "clones/a").run_dir
     config = resolve("--limit", "3")
     assert select_tasks(config, [tasks[4], *TASKS]) == [tasks[4], *TASKS[:2]]
     official = replace(config, protocol="webvoyager-official")

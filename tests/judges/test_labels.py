@@ -46,7 +46,7 @@ async def test_what_a_judge_would_be_asked_about_is_labelled_once(tmp_path):
     config, own = config_of(tmp_path, run), Run(tmp_path / "judge")
     assert await label_all(config, own, world_teacher) == {
         "labelled": 2,
-        "left to the rules": 4,
+        "decided by the gates": 4,
         "no verdict: the task has no goal of its own": 1,
     }
     labelled = own.load_trajectories(LABELLED)

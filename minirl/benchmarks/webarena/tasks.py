@@ -15,7 +15,7 @@ import os
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from minirl.benchmarks.fields import Addresses, Record, Text, Texts, read
 from minirl.browser.access import is_address
@@ -58,6 +58,18 @@ class Rules(Record):
     reference_url: str | None = None  # where the agent must have stopped
     url_note: str | None = None  # EXACT, or GOLD in PRED
     program_html: list[PageTarget] = []
+
+    @model_validator(mode="after")
+    def has_a_rule_of_each_kind(self) -> "Rules":
+        rules = {
+            "string_match": self.reference_answers,
+            "url_match": self.reference_url,
+            "program_html": self.program_html,
+        }
+        for kind in self.eval_types:
+            if not rules[kind]:
+                raise ValueError(f"{kind} has no rule")
+        return self
 
 
 class WebArenaRecord(Record):
