@@ -51,9 +51,9 @@ def awr_weights(rewards: Sequence[float]) -> list[float]:
 
 
 def assign_advantages(groups: Sequence[Group], config: LossConfig, success: float = 1.0) -> list[Group]:
-    """Return the groups with the number of each and every trajectory's weight: GRPO's advantage; for filtered
+    """Return the groups; each trajectory gets its group's number and its advantage: GRPO's; for filtered
     behaviour cloning 1 for a reward of at least `success`, else 0; for AWR its exponential weight. Invalid
-    ones weigh 0."""
+    ones get 0."""
     weighted = []
     for number, group in enumerate(groups):
         rewards = [trajectory.reward for trajectory in group]
@@ -72,7 +72,7 @@ def assign_advantages(groups: Sequence[Group], config: LossConfig, success: floa
 
 
 def shuffle_rewards(groups: Sequence[Group], seed: int) -> list[Group]:
-    """Return the control: each group's rewards at random valid members."""
+    """Return the control: each group's rewards permuted among its valid members."""
     shuffled = []
     for i, group in enumerate(groups):
         rewards = [trajectory.reward for trajectory in group if trajectory.valid]

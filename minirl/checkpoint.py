@@ -6,9 +6,9 @@
                  adapter/                                        with --model.lora: PEFT's folder
 
 The shards are read to resume, by as many ranks as there are then. They are written while the next episodes
-run; the folder is renamed when all ranks have written, so that a final name means a complete one. One that
-can't be read all the same is named, and the one before it is used. Nothing in a folder is pickled, so that a
-stranger's runs no code.
+run; the folder is renamed when all ranks have written, so that a final name means a complete one. If one
+still can't be read, a line says so and the one before it is used. Nothing in a folder is pickled, so a
+stranger's checkpoint runs no code.
 """
 
 import json
@@ -55,7 +55,7 @@ class Checkpoints:
         part = self._export(name, state)
         tensors = shards(self.trainer)
         # a file is copied twice in memory while it is written
-        files = {name: 1 + n // TENSORS_PER_FILE for n, name in enumerate(tensors)}
+        files = {key: 1 + n // TENSORS_PER_FILE for n, key in enumerate(tensors)}
         writer = dcp.HuggingFaceStorageWriter(str(part / "shards"), files, save_distributed=True)
         # in a group of its own, because the ranks go on to the next episodes meanwhile
         future = dcp.async_save(tensors, storage_writer=writer, process_group=self.ranks.side)
@@ -133,7 +133,7 @@ class Checkpoints:
         adapters = lora.new_adapters(target, self.trainer.config.seed)
         expected = shapes(dict(source.named_parameters()) | adapters)
         if expected != shapes(dict(target.named_parameters())) | four_bit.packed_shapes(target):
-            raise ValueError(f"{path} holds another model than {self.trainer.config.model.path}")
+            raise ValueError(f"{path} holds another model than --model.path {self.trainer.config.model.path}")
         whole = StateDictOptions(full_state_dict=True)  # on every rank
         others: dict[str, Any] = four_bit.take_weights(target, source.state_dict())
         set_model_state_dict(target, others | adapters, options=whole)
@@ -155,7 +155,7 @@ class Checkpoints:
             self.newest = path.name
             say(f"resumed after step {state['step']}")
             return state
-        raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")
+        raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}; choose another --name")
 
 
 def set_image_size(folder: Path, size: dict[str, int]) -> None:

@@ -24,7 +24,7 @@ Input = Literal["openwebrl", "brief", "webvoyager", "agenttrek", "deepshop", "tr
 
 @dataclass(frozen=True)
 class ModelConfig:
-    path: str = "tiny"  # Hugging Face folder or hub name; `tiny` builds a small Qwen3-VL or, to read, a Llama
+    path: str = "tiny"  # Hugging Face folder or hub name; `tiny`: our small Qwen3-VL or, for text, Llama
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
     lora: Annotated[int, Ge(0)] = 0
@@ -51,7 +51,7 @@ class AgentConfig:
     """The text agent's: `<think>` and `<answer>`, the action alone, or that in WebRL's form of a prompt."""
     numbered: Literal["webagent-r1", "listeners"] = "webagent-r1"
     """What the text agent can act on: WebAgent-R1's elements, or also those that a script listens on."""
-    boxes: bool = True  # the text agent's pages; without boxes and doubled texts they are half as long
+    boxes: bool = True  # in the text agent's pages; without boxes and doubled texts these are half as long
     reasoning: bool = True  # keep past turns' reasoning in the prompt; without, only their calls
     response_tokens: int = 1024
     context_tokens: int = 32768  # of the longest prompt with its response
@@ -86,8 +86,8 @@ class SamplerConfig:
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
     points: Literal["picture", "processor"] = "picture"
-    """What the pixels of a served AutoWebWorld agent's points are of: the screenshot itself, or the size that
-    --model.path's processor gives it, as Qwen2.5-VL's and UI-TARS' are."""
+    """A served AutoWebWorld agent's points are in pixels of the screenshot itself, or of the size that
+    --model.path's processor gives it, as for Qwen2.5-VL and UI-TARS."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EndpointConfig:
     model: str = ""  # the name under which the model is served
     key: str = "OPENAI_API_KEY"  # the environment variable that holds the key; local servers need none
     seconds: Annotated[float, Gt(0)] = 120.0
-    """Longest silence in one attempt; an answer that drips may take twice as long with all its attempts."""
+    """Longest silence in one attempt; an answer with all its attempts may take twelve times as long."""
     price: tuple[float, float] = (0.0, 0.0)  # dollars for a million tokens of prompts, and of responses
 
 
@@ -121,7 +121,7 @@ class TaskConfig:
     train_goals: Annotated[int, Ge(0)] = 0  # only so many of the training tasks, the first; 0: all
     demo_goals: int = 100  # how many of the training goals are demonstrated
     short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
-    demo_long: Share = 0.08  # of the demonstrations that are of longer goals nevertheless
+    demo_long: Share = 0.08  # share of the demonstrations that have longer goals nevertheless
     reward: str = ""  # your own: FILE.py:NAME, `async def NAME(task, page, answer) -> float | None`
     reset: str = ""  # address of a server that resets WebArena's sites: asked for that before each evaluation
     servers: Path | None = None  # a file of copies of the sites: one for each episode, made clean before it
@@ -146,7 +146,7 @@ class RewardConfig:
     invalid: Literal["drop", "mask"] = "drop"  # crashed, unjudged episodes: drop, or count as 0
     format: Literal["every", "last"] = "every"
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
-    after: Literal["done", "any"] = "done"  # endings that may be a success; any: the turn limit, too
+    after: Literal["done", "any"] = "done"  # endings that may be a success; any: each that is the agent's own
     success: Annotated[float, Gt(0), Le(1)] = 1.0  # the least value that counts as a success
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0

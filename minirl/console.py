@@ -26,7 +26,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text in which a question mark is in the place of each character that could do harm."""
+    """Return a text with a question mark for each character that could do harm."""
     return UNPRINTABLE.sub("?", text)
 
 

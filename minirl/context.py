@@ -60,7 +60,7 @@ class ChatFormat:
         messages = [{"role": role, "content": f"\ue000{role}\ue000"} for role in ROLES]
         options = {"tokenize": False, "add_generation_prompt": True, "strftime_now": DAY.strftime}
         render = partial(tokenizer.apply_chat_template, messages, **options)
-        problem = f"the chat template can't say {', '.join(ROLES)}"
+        problem = f"choose a chat model with --model.path: this chat template can't say {', '.join(ROLES)}"
         try:
             # in a thread, because this one can end the program where a stranger's template does not end
             with ThreadPool(1) as thread:
@@ -97,7 +97,7 @@ class UserMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One user message and, once sampled, its response; all ids but the image."""
+    """One user message and, once sampled, its response: as ids, and as texts for a served model."""
 
     head: Ids  # what stays for good: task or feedback, tabs and URL
     ephemeral: Ids  # the screenshot or the page's HTML, of the newest steps only
@@ -113,8 +113,8 @@ class Context:
 
     The prompt of the newest step is prefix + suffix, where
 
-        prefix  = start, then for every settled step: head, placeholder, tail, response, closing
-        suffix = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
+        prefix  = start, then for every settled step: head, placeholder, tail, response, close
+        suffix = for the last `keep` steps: head, ephemeral, tail (and response, close of the older ones)
 
     with the newest head at the prefix's end if `keep == 1`. The prefix only ever grows, so turn t's prompt is
     `prefix[:shared] + suffix` with the prefix of the finished episode: prefix caches and prefix-tree training
@@ -240,7 +240,7 @@ def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor"
 
 
 def calls_in_tags(text: str) -> str:
-    """Return a text with its tool calls that are JSON in tags, as Qwen3.5's chat template writes them.
+    """Return a text with its JSON tool calls rewritten in tags, as Qwen3.5's chat template writes them.
 
     >>> calls_in_tags('<tool_call>{"name": "wait", "arguments": {"seconds": 2}}</tool_call>')
     '<tool_call>\\n<function=wait>\\n<parameter=seconds>\\n2\\n</parameter>\\n</function>\\n</tool_call>'

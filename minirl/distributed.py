@@ -88,7 +88,7 @@ def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
 
 
 class TaskQueue:
-    """One step's tasks, under a name used once. What one rank posts is in all ranks' `results()`."""
+    """The tasks of a step or evaluation, by a name used once. `results()` has what any rank posts."""
 
     def __init__(self, ranks: Ranks, name: str):
         self.store = dist.PrefixStore(name, ranks.store)

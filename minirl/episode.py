@@ -2,7 +2,7 @@
 
     observe -> Context -> sample -> parse -> act, call by call -> feedback -> observe ...
 
-Stands between the sampler and rollouts. One `Stop` ends it, decided here and nowhere else; then the task's
+Stands between the sampler and rollouts. One `Stop` ends it (rewards.py may change it later); then the task's
 benchmark reads the page and scores it. OpenWebRL, sections 4.1 and 4.3; deviation from the released code:
 calls of one response stop at the first failure. A response that is cut at its limit ends a visual episode, as
 OpenWebRL's release does; WebAgent-R1's counts a turn, and AutoWebWorld's, of which nothing is said, does too.
@@ -163,7 +163,7 @@ class Episode:
                 if benchmark.recorded and self.turns:  # the whole response is scored
                     answer = self.turns[-1].text
                 session.answer = True  # what the agent has not saved is lost: no page may keep the rules out
-                # as long again: rules look longer where they are not met, and only failures would be late
+                # as long again: rules that are not met wait longer; a short limit would cut off only failures
                 async with asyncio.timeout(seconds):
                     self.score = await benchmark.score(self.task, session, answer)
             self.blocked = await session.blocked()
@@ -235,8 +235,8 @@ class Episode:
         return observation
 
     async def _observe_after(self, session: Session, stop: Stop | None) -> Observation:
-        """Return what the agent sees after its turn. If it has said that it is done, a page that fails takes
-        nothing but the last screenshot: the answer counts."""
+        """Return what the agent sees after its turn. If that ended the episode as DONE, a page that
+        fails costs the last screenshot alone: the answer counts."""
         try:
             return await self._observe(session)
         except (BrowserFault, PlaywrightError, ToolFailure):

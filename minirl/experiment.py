@@ -2,8 +2,8 @@
 
     Config --open_experiment--> Experiment --worker()--> RolloutWorker
 
-Stands between the scripts and all rooms, and is the only flat module that imports them, each where it is
-needed: a run loads no more than it uses.
+Stands between the scripts and all rooms. Of the flat modules only this one and __main__.py import rooms, here
+each where it is needed: a run loads no more than it uses.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ RATE = 10.0  # the learning rate, as a multiple of --optim.lr and --sft.lr
 
 
 class LoraLinear(QuickLinear):
-    """A frozen linear layer with an adapter; its `weight`, and `bias` if it has one, have their names."""
+    """A frozen linear layer with an adapter; its `weight` and `bias` keep their names."""
 
     lora_A: nn.Parameter  # (r, in)
     lora_B: nn.Parameter  # (out, r)
@@ -110,7 +110,7 @@ def new_adapters(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def adapters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's adapters by name, as they are in use; none of one without."""
+    """Return a model's adapters by name, not copies of them; {} if it has none."""
     named = model.named_parameters()
     return {name: weight for name, weight in named if name.endswith((".lora_A", ".lora_B"))}
 
@@ -141,7 +141,7 @@ def save_adapters(adapters: dict[str, Tensor], rank: int, base: str, folder: Pat
         "lora_alpha": SCALE * rank,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted(layers),  # whole names: a vision tower may have layers of the same
+        "target_modules": sorted(layers),  # whole names: a vision tower may have layers of the same name
         "inference_mode": True,
     }
     folder.mkdir()

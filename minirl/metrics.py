@@ -1,6 +1,6 @@
 """Numbers of a step's episodes: success, rewards, lengths and groups.
 
-Stands at the end of a training step. The keys of `rollout_metrics` are those of metrics.jsonl.
+Stands at the end of a training step. What `rollout_metrics` returns goes into metrics.jsonl.
 """
 
 from collections import Counter

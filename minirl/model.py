@@ -3,8 +3,8 @@
 Stands between config and everything that needs ids or weights: samplers, rows and prefix trees. A sampled
 image pad would have no image, and break the next forward pass. So sampler and trained policy both mask vision
 tokens (`Preprocessor.suppressed`), and the policy's distribution is over the remaining vocabulary. Shape
-suffixes: B rows, L row length, P patches of a picture, C values of a patch in one channel, 3 the channels
-of a picture or the axes of a position (time, height, width).
+suffixes: B rows, L row length, 3 the axes of a position (time, height, width), P patches of a picture; in a
+linear layer, as in lora.py, N tokens, I inputs, O outputs.
 """
 
 import contextlib
@@ -208,7 +208,7 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def load_model(config: ModelConfig, device: torch.device = CPU, dtype: str | None = None) -> PreTrainedModel:
-    """Return the weights on one device, in the type that the config computes in or, for "auto", is stored."""
+    """Return the weights on one device, in the type that is computed in or, with `dtype="auto"`, stored."""
     limit_heap()
     _, auto = _settings(config.path)
     options = {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
@@ -375,8 +375,8 @@ def image_starts(ids: np.ndarray, lengths: Sequence[int], pad: int) -> list[int]
 
 def positions(ids: np.ndarray, grids: Sequence[Grid], pad: int, merge: int) -> np.ndarray:
     """Return the MRoPE positions (3, L) of one row: time, height, width. Text counts on in all three; an
-    image of r x c merged patches at p takes (p, p + row, p + column), and text goes on at p + max(r, c). T
-    and 2 x 2 and T are time 0 1 1 1 1 3, height 0 1 1 2 2 3 and width 0 1 2 1 2 3."""
+    image of r x c merged patches at p takes (p, p + row, p + column), and text goes on at p + max(r, c). A
+    token, an image of 2 x 2 and a token: time 0 1 1 1 1 3, height 0 1 1 2 2 3, width 0 1 2 1 2 3."""
     merged = [(rows // merge, columns // merge) for _, rows, columns in grids]
     starts = image_starts(ids, [r * c for r, c in merged], pad)
     position_3L = np.empty((3, len(ids)), dtype=np.int64)

@@ -55,8 +55,8 @@ class Policy(nn.Module):
 def make_policy(
     model: PreTrainedModel, preprocessor: Preprocessor, config: Config, ranks: Ranks, train: bool = True
 ) -> Policy:
-    """Return the model as a policy on this rank, sharded unless one rank computes in float32; what is trained
-    is float32. ValueError if this model or machine can't do what the config asks for."""
+    """Return the model as a policy on this rank, whole on one rank in float32 without --optim.offload, else
+    sharded; what is trained is float32. ValueError if model or machine can't do what the config asks."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
     text = model.config.get_text_config()
     names = ("logits_scaling", "logit_scale", "final_logit_softcapping")

@@ -35,7 +35,7 @@ class Forest:
 
     keys: list[np.ndarray] = field(default_factory=list)  # per chain: its tokens, images told apart
     chains: list[Chain] = field(default_factory=list)
-    # which chain goes on behind so many tokens of a chain with which key; roots are behind none of chain -1
+    # by chain, tokens of it, and next key: the chain that branches off there; roots are at (-1, 0, key)
     branches: dict[tuple[int, int, int], int] = field(default_factory=dict)
     size: int = 0
 
@@ -76,7 +76,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def join(ranges: list[Range], last: Range) -> list[Range]:
-    """Append a range, merged with the one before where they touch."""
+    """Return the ranges and one more, merged with the last one if they touch."""
     if ranges:
         start, end = ranges[-1]
         if end == last[0]:

@@ -51,7 +51,7 @@ def tiny() -> Config:
         recipe="tiny",
         steps=10,
         save_every=1,
-        # imitation is shown short orders and four long ones, which are left to reinforcement
+        # cloned are short orders and four long ones; reinforcement practises all the long ones
         task=TaskConfig(short=3, demo_long=0.04),
         model=ModelConfig(max_pixels=256 * 192, freeze_vision="always"),
         agent=AgentConfig(brief=True, response_tokens=96, context_tokens=1024),
@@ -68,7 +68,7 @@ def tiny() -> Config:
 
 
 def tiny_text() -> Config:
-    """WebAgent-R1 in small: a Llama of 0.7M parameters reads that shop's HTML, and does one thing a turn. Its
+    """WebAgent-R1 in small: a Llama of 0.7M parameters reads such shops' HTML, and does one thing a turn. Its
     loss is OpenWebRL's; WebAgent-R1's is in the recipes below."""
     config = tiny()
     agent = AgentConfig(kind="text", brief=True, feedback=False, format_errors=5, repeats=5)

@@ -62,7 +62,7 @@ def apply_reward_gates(
 
 
 def mark_blocked(trajectory: Trajectory) -> Trajectory:
-    """Relabel a failed episode as Stop.BLOCKED if it ended on a bot wall; return all others as they are."""
+    """Return a failed episode that a bot wall may have ended as Stop.BLOCKED, and all others as they are."""
     if not trajectory.valid or trajectory.success or not trajectory.blocked:
         return trajectory
     if trajectory.stop not in BLOCKABLE:

@@ -58,7 +58,7 @@ class TaskStream:
 
     def __getitem__(self, n: int) -> Task:
         if not self.tasks:
-            raise ValueError("the task set is empty")
+            raise ValueError("the task set is empty: give other tasks with --task.train")
         number, place = divmod(n, len(self.tasks))
         if number not in self.orders:
             order = list(self.tasks)
@@ -204,8 +204,8 @@ class RolloutWorker:
         tick: Callable[[int], None],
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Return an episode for each task and member, by which its seed goes, in order, sampled as
-        `config.eval`. `on_done` gets each as it ends, on the rank that ran it."""
+        """Return an episode for each (task, member), in order, sampled as `config.eval` says. Its seed
+        depends on both. `on_done` gets each as it ends, on the rank that ran it."""
         config = self.config.eval
         sampling = Sampling(config.temperature, config.top_p, config.top_k)
 
@@ -354,4 +354,4 @@ def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:
     common = ", ".join(f"{end} {count}" for end, count in ends.most_common(4))
     succeeded = sum(trajectory.success for trajectory in finished)
     line = f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({common}); "
-    return f"{line}a warm start that succeeds sometimes, not always, gives groups that differ"
+    return f"{line}a warm start that succeeds sometimes, not always, makes groups differ; fix errors first"

@@ -113,7 +113,7 @@ def filter_by_length(
     fitting = [example for example in examples if example.longest <= limit]
     longest = max(example.longest for example in examples)
     if not fitting:
-        raise ValueError(f"no {name} has at most {flag} {limit} tokens; the longest has {longest}")
+        raise ValueError(f"no {name} has at most {flag} {limit} tokens; raise it: the longest has {longest}")
     if len(fitting) < len(examples):
         too_long = f"{len(examples) - len(fitting)} {name}s were longer than {flag}, and were left out"
         say(f"{too_long}, of {len(examples)}; the longest has {longest} tokens")

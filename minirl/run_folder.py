@@ -1,8 +1,8 @@
-"""The run folder: everything that a run leaves on disk, and the only code that writes it.
+"""The run folder: what a run leaves on disk, how it is written and how it is read again.
 
-    config.json                                   the settings of the newest start
+    config.json, heldout.jsonl                    the settings of the newest start, and its held-out tasks
     starts.jsonl                                  one line per start: the command and its commit
-    metrics.jsonl, evals.jsonl                    one line per RL step, one per held-out evaluation
+    metrics.jsonl, evals.jsonl                    one line per RL step, one per evaluation
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
     checkpoints/, report.html                     of minirl/checkpoint.py and minirl/cli/report.py
@@ -130,7 +130,7 @@ class ImageFolder:
 
     def path(self, name: str) -> Path:
         if not name.isalnum():
-            raise ValueError(f"{name!r:.80} is no screenshot's name, which are 16 hex digits")
+            raise ValueError(f"{name!r:.80} is no screenshot's name, which has 16 hex digits")
         return self.folder / f"{name}.png"
 
 
@@ -149,7 +149,7 @@ class Run:
         self.report_path = self.root / "report.html"
         for path in (self.root, *self.root.glob("*")):
             if path.is_symlink():
-                raise ValueError(f"{path} is a link, which may lead anywhere; name or put the place itself")
+                raise ValueError(f"{path} is a link, which may lead anywhere; name its target, or put a copy")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -177,7 +177,7 @@ class Run:
             write_atomic(self.root / "config.json", json.dumps(config, indent=2).encode() + b"\n")
 
     def config(self) -> Json:
-        """Return the settings that are saved, or nothing. ValueError if they are none."""
+        """Return the saved settings, or {} without a file. ValueError if the file holds no settings."""
         path = self.root / "config.json"
         return read_as(path.read_bytes(), SETTINGS, f"{path} can't be used") if path.exists() else {}
 
@@ -193,7 +193,7 @@ class Run:
             write_lines(path, [*read_records(path, dict), start])
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step's numbers; null stands for what is none, which JSON has no word for."""
+        """Append a step's numbers, with null for NaN and infinity, which JSON lacks."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self.records:
             append_line(self.root / "metrics.jsonl", {"step": step, **finite})
@@ -202,7 +202,7 @@ class Run:
         return read_records(self.root / "metrics.jsonl", dict)
 
     def add_eval(self, label: str, **numbers: Any) -> Json:
-        """Record a held-out evaluation: `step`, `success` of `n` episodes, its interval `low` to `high`. It
+        """Record an evaluation: `step`, `success` of `n` episodes, its interval `low` to `high`. It
         replaces one of its label, which was made before a resume. Return its row."""
         row = {"label": label, **numbers}
         if self.records:

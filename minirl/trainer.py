@@ -81,8 +81,8 @@ class Trainer:
         vars(self).pop("optimizer", None)
 
     def keep_reference(self) -> None:
-        """Keep the weights as they are now as the reference of the KL term, if the loss has one. Adapters are
-        new then: without them the policy is its own reference."""
+        """Keep the weights as they are now as the reference of the KL term, if the loss has one. With
+        adapters, still untrained then, the reference is the policy with them switched off."""
         if not self.config.loss.kl:
             return
         if self.config.model.lora:
@@ -270,7 +270,7 @@ class Trainer:
         return share
 
     def _batches(self, parts: Sequence[list[Row]]) -> Iterator[Batch]:
-        """Yield forward passes. The next one's screenshots are prepared while the last is computed, also
+        """Yield forward passes. The next one's screenshots are prepared while one is computed, also
         while an optimizer step is made between them."""
         layout = prefix_tree.pack if self.config.batch.layout == "tree" else per_turn.collate
         place = {"images": self.images, "device": self.ranks.device}

@@ -99,8 +99,8 @@ def system_prompt(brief: bool, file: Path | None = None, chat: ChatFormat | None
 
 
 def parse(text: str, form: str = FORM) -> Parsed:
-    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. In format is
-    what has one that is JSON with a name (appendix A.4) or in tags; else `form` is shown. The opening
+    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. One call must
+    be JSON with a name (appendix A.4) or in tags; else there is an error, which shows `form`. The opening
     `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
 
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls

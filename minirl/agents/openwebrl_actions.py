@@ -40,7 +40,7 @@ FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailu
 _QUOTED = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 CLOSED = "closed"  # a component that does not let its fields be seen
 RICH = "rich"  # a text with paragraphs of its own
-MAX_KEYS = 32  # letters that are typed by keys, as codes are that go on to the next field by themselves
+MAX_KEYS = 32  # the longest text that is typed key by key; fields for codes need that, each letter in its own
 
 
 def escape_breaks(text: str) -> str:
@@ -116,7 +116,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
 
 
 def visible_feedback(agent: Any, parsed: Parsed, feedback: Feedback) -> Feedback:
-    """Be an agent's method: return all lines, or in the ablation those on what failed."""
+    """Return all lines, or in the ablation those on what failed; agents have this as a method."""
     if agent.config.feedback or parsed.error:
         return feedback
     return tuple(line for line in feedback if line.startswith(FAILED))
@@ -242,9 +242,9 @@ async def write(session: Session, message: str) -> str:
 
 
 async def _type_over(session: Session, frame: Any, kind: str, text: str) -> None:
-    """Type over what a field of some kind holds. Lines are inserted, for a code editor indents and a chat
-    sends those that a key ends, as is what takes long by keys; its last letter is typed, as pages answer to
-    keys."""
+    """Replace what a field of this kind holds. Several lines are inserted in one piece: after an Enter key a
+    code editor indents and a chat sends. So is a long text, which keys would take too long for. The last
+    letter is typed, because pages react to keys."""
     keyboard = session.page.keyboard
     await session.do(keyboard.press("ControlOrMeta+a"))
     has_lines = "\n" in text[:-1]

@@ -56,8 +56,8 @@ async def ask_with_listeners(session: Session, expression: str, seconds: float |
 
 
 async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> str:
-    """Return the current tab as simplified HTML, with or without `boxes`; with `listeners` what has one has a
-    number. Raises ToolFailure if the page does not answer."""
+    """Return the current tab as simplified HTML, with or without `boxes`; with `listeners` elements
+    that have one are numbered, too. Raises ToolFailure if the page does not answer."""
     if listeners:
         page = await ask_with_listeners(session, f"({SCRIPT})(['annotate', getEventListeners])")
     else:

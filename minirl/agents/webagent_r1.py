@@ -7,7 +7,7 @@ section 2.1 and appendix A. Deviations from the released code:
 1. All 14 actions of the table exist (five are refused there).
 2. Elements are acted on where they are now.
 3. A failed action is told to the model.
-4. Of several calls the last counts, also where `<answer>` is not closed. None is run.
+4. Of several calls the last counts, also where `<answer>` is not closed. It is parsed, never run as Python.
 5. Table 6's system prompt is in our words.
 6. A text in quotes may have line breaks.
 """
@@ -90,7 +90,7 @@ def read_call(answer: str) -> Call:
     if not starts:
         raise ValueError("there is no do(...), exit(...), go_backward() or go_forward()")
     end = answer.rfind(")") + 1
-    # What begins with an earlier call is no single one; a text may hold what looks like a later one
+    # Two calls do not parse as one: the first start that parses is the last call's, whatever its texts hold
     for start in starts[-MAX_STARTS:]:
         match syntax_tree(answer[start:end]):
             case ast.Call(ast.Name(function), [], keywords):

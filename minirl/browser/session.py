@@ -9,7 +9,7 @@ Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 3. No HTTP service between episode and browser.
 4. A page that hangs is stopped, and the agent is told, instead of ending the episode.
 5. Nothing can be pasted: the episodes of a browser share its clipboard.
-6. Of the paper's diagnostics only seconds by phase and the traceback's last line are kept.
+6. Of the paper's diagnostics only seconds by phase and the end of a traceback are kept.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Session:
     crashed: set[Page] = field(default_factory=set)
     seen: bytes | str = b""  # what the agent has seen last, until an action has settled
     look: Any = None  # how an agent that reads pages sees them: awaited, it returns a text
-    unseen: bytes = b""  # one that was taken to see what an action changed, for the next observation
+    unseen: bytes = b""  # a screenshot, taken to see what an action changed, for the next observation
 
     def __post_init__(self) -> None:
         self.context.on("page", self._opened)
@@ -279,8 +279,8 @@ class Session:
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
                 tab = await self.tab()
-                capture = tab.cdp.send("Page.captureScreenshot", PNG)
-                both = asyncio.gather(capture, self.page.title())  # which a script may have set meanwhile
+                # a script may have set the title meanwhile
+                both = asyncio.gather(tab.cdp.send("Page.captureScreenshot", PNG), self.page.title())
                 answer, tab.title = await self.do(both, SCREENSHOT_SECONDS)
                 picture = base64.b64decode(answer["data"])
                 self.seen = picture

@@ -81,7 +81,7 @@ async def label_all(config: JudgeScriptConfig, judge_run: Run, teacher: Judge) -
         unlabelled = []
         for trajectory in run.load_trajectories(dump):
             if not needs_verdict(trajectory, config.reward.format):
-                counts["left to the rules"] += 1
+                counts["decided by the gates"] += 1
             elif fingerprint(trajectory) in labelled:
                 counts["labelled before"] += 1
             else:

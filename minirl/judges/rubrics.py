@@ -2,7 +2,7 @@
 
     Trajectory --Question.messages--> chat messages --a model (judge.py)--> text --parsers.py--> Verdict
 
-Each prompts/NAME.md has four parts: the system prompt, templates for the evidence and for a step of it, and
+A rubric's prompts/NAME.md has four parts: system prompt, templates for the evidence and a step of it, and
 what is asked below. Papers: OpenWebRL, section 4.3, appendices A.4 and B (table 8: three screenshots), with
 the released judges that it refers to; AutoWebWorld, section 5.1, which does not say what is in a trace.
 Deviations:

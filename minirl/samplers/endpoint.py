@@ -1,9 +1,9 @@
 """Models that are served elsewhere: the client, and a sampler that asks it.
 
 The client speaks OpenAI's chat completions through the `openai` package, with its timeouts and retries, and
-adds a limit on requests in flight, an account of tokens and money, and one clear error for each way to no
-answer. The sampler is for a teacher's demonstrations, and to evaluate what an API serves. Deviation:
-1. Without the parameters of its sampling that a model refuses it is asked again, and a line says so: OpenAI's
+adds a limit on requests in flight, an account of tokens and money, and one clear error for each failure.
+The sampler is for a teacher's demonstrations, and to evaluate what an API serves. Deviation:
+1. A model that refuses parameters of sampling is asked again without them, and a line says so: OpenAI's
    reasoning models refuse temperature and top-p, its API top-k. Such figures are not quite a protocol's.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # OpenAI's reasoning models, which know the limit by another name
-REASONS = re.compile(r"(^|/)(o\d|gpt-5)")
+REASONING = re.compile(r"(^|/)(o\d|gpt-5)")
 RETRIES = 5  # further attempts after a timeout, a broken connection, 429 or 5xx
 MAX_REQUESTS = 16  # in flight
 
@@ -107,11 +107,10 @@ class Endpoint:
     async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float) -> Reply:
         """Return the model's answer; `sampling` is temperature, top_p, top_k and seed, without those that
         the model does not take. EndpointError if there is no answer."""
-        limit = "max_completion_tokens" if REASONS.search(self.config.model) else "max_tokens"
+        limit = "max_completion_tokens" if REASONING.search(self.config.model) else "max_tokens"
         chat = []
         for role, parts in messages:
-            content = [_part(part) for part in parts]
-            chat.append({"role": role, "content": content})
+            chat.append({"role": role, "content": [_part(part) for part in parts]})
         request = {"model": self.config.model, "messages": chat, limit: max_tokens}
         self.usage["requests"] += 1
         async with self.slots:

@@ -36,7 +36,7 @@ class Answer:
 
 
 class HfSampler:
-    """Dynamic batching over a transformers model. Use one per process, inside a running event loop."""
+    """Dynamic batching over a transformers model, inside a running event loop; a local judge has its own."""
 
     max_batch = 12  # most requests that are decoded together
 

@@ -148,8 +148,7 @@ class VllmSampler:
                     work()
                 working = self.engine.has_unfinished_requests()
                 if working:
-                    outputs = self.engine.step()
-                    self._finish({output.request_id: self._sample(output) for output in outputs})
+                    self._finish({output.request_id: self._sample(output) for output in self.engine.step()})
         except Exception as error:  # whatever ends it, episodes must not wait for their deadlines
             self._die(f"{type(error).__name__}: {error}")
 

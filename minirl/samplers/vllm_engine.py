@@ -91,8 +91,7 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
     if preprocessor.images is not None:
         size = preprocessor.images.size
         if agent.kind != "autowebworld":  # whose recorded pictures are of any size
-            pixels = min(size["longest_edge"], browser.width * browser.height)
-            size = size | {"longest_edge": pixels}
+            size = size | {"longest_edge": min(size["longest_edge"], browser.width * browser.height)}
         settings["mm_device_do_normalize"] = False  # pixels come normalised
         settings["limit_mm_per_prompt"] = {"image": agent.screenshots, "video": 0}
         settings["mm_processor_kwargs"] = {"size": size}
