@@ -221,7 +221,8 @@ class Fsm:
         """Return the machine with `change(action)` in place of each action."""
         pages = []
         for page in self.pages.values():
-            pages.append(replace(page, actions=[change(action) for action in page.actions.values()]))
+            actions = [change(action) for action in page.actions.values()]
+            pages.append(replace(page, actions=actions))
         return replace(self, pages=pages)
 
 

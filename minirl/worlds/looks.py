@@ -132,7 +132,11 @@ def _with_texts(record: Fields, about: Json, rng: Random) -> Json:
     """Return a record with what its page says besides its facts, where it does not say it: by whom, where,
     when, and a text."""
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
-    sentences = [rng.choice(about["openings"]), rng.choice(about["middles"]), rng.choice(TEXTS["closings"])]
+    sentences = [
+        rng.choice(about["openings"]),
+        rng.choice(about["middles"]),
+        rng.choice(TEXTS["closings"]),
+    ]
     text = " ".join(sentences).format(**{**names, **record})
     date = f"2026-{rng.randint(1, 4):02}-{rng.randint(1, 28):02}"
     return {**record, **names, "date": date, "text": text, **record}

@@ -44,7 +44,8 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
     reader = Reader(fsm, {many: complete_records(records) for many, records in given.items()})
     pages = [reader.page(page) for page in fsm.pages.values()]
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
-    words = ["site", *words_in(str(fsm.meta.get("app", "")).lower().removesuffix("app"))]
+    app = str(fsm.meta.get("app", "")).lower()
+    words = ["site", *words_in(app.removesuffix("app"))]
     facts = {many: _facts(records[0]) for many, records in given.items() if records}
     style = {"labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
     world = World(words[-1], replace(fsm, pages=pages), reader.records, style)

@@ -159,7 +159,8 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     *outer, last = first.split()
     is_click = ops == ("click",) and named not in WIDGETS
     if is_click and last.startswith(".") and action.open_parameters:
-        return Widget("row", target_of(*outer) or f"{action.source.lower()}-rows", target_of(last))
+        rows = target_of(*outer) or f"{action.source.lower()}-rows"
+        return Widget("row", rows, target_of(last))
     element = target_of(first)
     if first.startswith("#"):
         element = target_of(first.split()[0])
@@ -233,7 +234,8 @@ def gui_steps(world: World, state: State, step: Step) -> list[Json]:
     number = choices.index(params) if action.bind and params in choices else 0
     if widget.kind == "slider":
         # All the way to the left is no value, so that the nth of n values is all the way to the right.
-        return [{"op": "drag", "selector": f"#{widget.element}", "to": (number + 1) / len(choices)}]
+        share = (number + 1) / len(choices)
+        return [{"op": "drag", "selector": f"#{widget.element}", "to": share}]
     value = next(iter(params.values()), None)  # of the open parameter; there is at most one
     if widget.kind == "search" and action.bind and action.bind.collection:
         for record in world.data[action.bind.collection]:
