@@ -21,12 +21,13 @@ class JudgedBenchmark:
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
-        """Return the site with the goal or, if the task has none, with the wording."""
+        """Return the address with the wording, and the site with the goal, or with the wording if it has
+        none."""
         host = urlsplit(without_passwords(task.start_url)).netloc.removeprefix("www.")
-        name = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
-        if task.goal:
-            name = json.dumps(task.goal, sort_keys=True)
-        return {(host, name)}
+        wording = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
+        # pages by seed may share their wording
+        detail = json.dumps(task.goal, sort_keys=True) if task.goal else wording
+        return {(task.start_url, wording), (host, detail)}
 
     def missing(self, task: Task) -> list[str]:
         return []

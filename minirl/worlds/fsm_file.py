@@ -221,8 +221,7 @@ class Fsm:
         """Return the machine with `change(action)` in place of each action."""
         pages = []
         for page in self.pages.values():
-            actions = [change(action) for action in page.actions.values()]
-            pages.append(replace(page, actions=actions))
+            pages.append(replace(page, actions=[change(action) for action in page.actions.values()]))
         return replace(self, pages=pages)
 
 

@@ -175,8 +175,7 @@ def _solution(fsm: Fsm, chosen: Mapping[str, str]) -> list[Any]:
 
 def tasks_of(shops: Sequence[World], count: int) -> list[Task]:
     """Return `count` orders, one in each shop, then a second one in each, and so on."""
-    rounds = -(-count // len(shops))
-    orders = [make_tasks(shop, rounds) for shop in shops]
+    orders = [make_tasks(shop, -(-count // len(shops))) for shop in shops]
     return list(itertools.chain(*zip(*orders, strict=True)))[:count]
 
 

@@ -234,8 +234,7 @@ def gui_steps(world: World, state: State, step: Step) -> list[Json]:
     number = choices.index(params) if action.bind and params in choices else 0
     if widget.kind == "slider":
         # All the way to the left is no value, so that the nth of n values is all the way to the right.
-        share = (number + 1) / len(choices)
-        return [{"op": "drag", "selector": f"#{widget.element}", "to": share}]
+        return [{"op": "drag", "selector": f"#{widget.element}", "to": (number + 1) / len(choices)}]
     value = next(iter(params.values()), None)  # of the open parameter; there is at most one
     if widget.kind == "search" and action.bind and action.bind.collection:
         for record in world.data[action.bind.collection]:

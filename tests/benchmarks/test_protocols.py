@@ -97,8 +97,7 @@ def test_screenspot_is_greedy_and_pro_the_mean_of_its_kinds():
 
 
 def test_rules_name_what_is_aborted_and_what_is_averaged():
-    aborted = "timeout, sampler_error, env_error, site_error, blocked, infra_error"
-    aborted += ", judge_error, cancelled"
+    aborted = "timeout, sampler_error, env_error, site_error, blocked, infra_error, judge_error"
     done = "only one that the agent ended with done can succeed."
     assert WEBVOYAGER.rule == f"An aborted episode ({aborted}) is a failure; {done}"
     assert WITHOUT.rule == f"An aborted episode ({aborted}) is left out; {done}"

@@ -152,9 +152,12 @@ def test_one_wording_with_other_goals_is_many_tasks():
     """As with pages by seed; without a goal the wording decides, however it is written."""
     task = Task("a", "Click the red  button.", "https://www.site.test/?seed=1", {"seed": 1})
     identity = JudgedBenchmark().identity
-    assert identity(task) == identity(replace(task, id="b", instruction="Press what is red."))
-    assert identity(task).isdisjoint(identity(replace(task, goal={"seed": 2})))
+    assert identity(task) & identity(replace(task, id="b", instruction="Press what is red."))
+    other = replace(task, start_url="https://www.site.test/?seed=2", goal={"seed": 2})
+    assert identity(task).isdisjoint(identity(other))
     plain = replace(task, goal={})
+    assert identity(task) & identity(plain)
+    assert identity(plain) & identity(replace(plain, start_url="https://site.test/home"))
     assert identity(plain) == identity(replace(plain, instruction="click the red button."))
 
 
