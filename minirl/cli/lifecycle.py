@@ -66,7 +66,7 @@ def check_run(config: Config) -> None:
         # from other weights, or at another temperature, ratios would begin far from 1
         for name in ("warm_start", "sampler.temperature"):
             value = replayed.get(name, given[name])
-            if value not in ("none", given[name]):
+            if value not in ("sft", "none", given[name]):
                 raise ValueError(f"--replay: that run had another: add --{name.replace('_', '-')} {value}")
     folder = config.run_dir
     run = Run(folder)

@@ -159,8 +159,7 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     *outer, last = first.split()
     is_click = ops == ("click",) and named not in WIDGETS
     if is_click and last.startswith(".") and action.open_parameters:
-        rows = target_of(*outer) or f"{action.source.lower()}-rows"
-        return Widget("row", rows, target_of(last))
+        return Widget("row", target_of(*outer) or f"{action.source.lower()}-rows", target_of(last))
     element = target_of(first)
     if first.startswith("#"):
         element = target_of(first.split()[0])
