@@ -1,14 +1,14 @@
 """The papers' ablations in small, cell by cell, in one table.
 
     python benchmarks/ablations.py --only "table 4" --budget-minutes 60
-    python benchmarks/ablations.py --list
+    python benchmarks/ablations.py --list --earlier docs/ablations.json --plot docs/ablations.svg
 
 A cell is one run of train.py from the warm start of its recipe's own run (benchmarks/learning.py makes it, or
 finds it), with some flags; where the flags change what an agent sees or says, the cell clones the same
 demonstrations anew. Seeds 0 and 1; the cells of the papers' main claims take five. All cells come with seed 0
 first, in the order of these claims, then with the next seed. One that is there is not repeated, one that was
 interrupted goes on, so the script can be stopped at any time; none begins that is expected to end after the
-budget. Absent cells are listed as such.
+budget. Absent cells are listed as such. The second command draws what docs/ablations.json has.
 
 WebAgent-R1's figures 4 and 5 and table 3 are benchmarks/variants.py, AutoWebWorld's figures 4 and 5
 benchmarks/steps.py, the judge's curves benchmarks/judges.py. The last line is JSON: success by cell and seed.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minirl.judges.intervals import wilson
-from minirl.run_folder import Run
+from minirl.run_folder import Run, write_atomic
 
 SITES = ["--task.train", "sites/train", "--task.heldout", "sites/heldout", "--eval.episodes", "96"]
 
@@ -79,6 +80,11 @@ class Args:
     """No cell begins that would take longer than what is left, by the longest so far."""
     list: bool = False
     """List the cells, and run none."""
+    earlier: Path | None = None
+    """The last line of an earlier call, in a file: figures of cells whose runs are on another machine, and
+    which are not run again."""
+    plot: Path | None = None
+    """Draw all cells into this file, an SVG."""
     out: Path = Path("runs/learning")
     ranks: int = 2
     flags: str = field(default="")
@@ -105,15 +111,21 @@ def run_cell(args: Args, cell: Cell, seed: int) -> Run:
 
 
 def of(args: Args, cell: Cell, seed: int) -> dict[str, Any] | None:
-    """The success of a cell before and after, if it has been run."""
+    """The success of a cell before and after, if it has been run, here or earlier."""
     bench = learning.Args(recipe=cell.recipe, out=args.out, flags=args.flags)
     run = learning.run_of(bench, place(cell, seed))
     rows = {row["label"]: row for row in run.evals()}
     if "after RL" not in rows:
-        return None
+        earlier = json.loads(args.earlier.read_text()) if args.earlier else {}
+        figures = earlier.get(title_of(cell), [])
+        return dict(enumerate(figures)).get(seed)
     before = rows.get("after SFT", {})
     after = rows["after RL"]
     return {"before": before.get("success"), "after": after["success"], "n": after["n"]}
+
+
+def title_of(cell: Cell) -> str:
+    return f"{cell.part}: {cell.name}"
 
 
 def table_of(args: Args, cells: list[Cell]) -> Table:
@@ -127,11 +139,59 @@ def table_of(args: Args, cells: list[Cell]) -> Table:
         if not rates:
             table.add_row(cell.part, cell.name, by_seed, "", "")
             continue
-        # all seeds are evaluated on the same tasks, each of which counts once
-        n = next(figure["n"] for figure in figures if figure)
-        low, high = wilson(round(mean(rates) * n), n)
+        low, high = interval_of(figures)
         table.add_row(cell.part, cell.name, by_seed, f"{mean(rates):.1%}", f"{low:.1%} to {high:.1%}")
     return table
+
+
+def interval_of(figures: list[dict[str, Any] | None]) -> tuple[float, float]:
+    """The 95% interval of the mean over seeds, which are evaluated on the same tasks: each counts once."""
+    there = [figure for figure in figures if figure]
+    n = there[0]["n"]
+    rate = mean(figure["after"] for figure in there)
+    return wilson(round(rate * n), n)
+
+
+def plot_of(args: Args, cells: list[Cell]) -> str:
+    """Draw a line for each cell: a ring for success before, where it cloned by itself or is the recipe, a dot
+    for each seed after, a bar for the interval."""
+    left = 330
+    width = 400
+    line = 22
+    legend = "○ before, ● each seed after, and the 95% interval of their mean"
+    height = line * len(cells) + 70
+    svg = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {height}" '
+        'font-family="sans-serif" font-size="12" fill="#333"><rect width="100%" height="100%" fill="#fff"/>'
+    ]
+    for percent in (0, 25, 50, 75, 100):
+        x = left + percent / 100 * width
+        svg.append(f'<path stroke="#ddd" d="M{x:.1f} 32V{height - 36}"/>')
+        svg.append(f'<text x="{x:.1f}" y="{height - 20}" text-anchor="middle">{percent}%</text>')
+    svg.append(f'<text x="{left}" y="{height - 4}">{legend}</text>')
+    part = ""
+    for row, cell in enumerate(cells):
+        y = 44 + row * line
+        if cell.part != part:
+            part = cell.part
+            svg.append(f'<text x="8" y="{y + 4}" font-weight="bold">{escape(part)}</text>')
+            svg.append(f'<path stroke="#ddd" d="M8 {y - 11}H{left + width}"/>')
+        svg.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(cell.name)}</text>')
+        figures = [of(args, cell, seed) for seed in cell.seeds]
+        there = [figure for figure in figures if figure]
+        if not there:
+            svg.append(f'<text x="{left + 8}" y="{y + 4}" fill="#999">absent</text>')
+            continue
+        low, high = interval_of(figures)
+        bar = f"M{left + low * width:.1f} {y}H{left + high * width:.1f}"
+        svg.append(f'<path stroke="#9cc4b4" stroke-width="6" d="{bar}"/>')
+        for figure in there:
+            after = left + figure["after"] * width
+            if figure["before"] is not None:
+                before = left + figure["before"] * width
+                svg.append(f'<circle cx="{before:.1f}" cy="{y}" r="4" fill="none" stroke="#777"/>')
+            svg.append(f'<circle cx="{after:.1f}" cy="{y}" r="4" fill="#2f6f5e"/>')
+    return "\n".join(svg) + "</svg>\n"
 
 
 def main() -> None:
@@ -147,7 +207,9 @@ def main() -> None:
             run_cell(args, cell, seed)
             longest = max(longest, time.monotonic() - begun)
     Console(stderr=True).print(table_of(args, cells))
-    named = {f"{cell.part}: {cell.name}": [of(args, cell, seed) for seed in cell.seeds] for cell in cells}
+    if args.plot:
+        write_atomic(args.plot, plot_of(args, cells).encode())
+    named = {title_of(cell): [of(args, cell, seed) for seed in cell.seeds] for cell in cells}
     print(json.dumps(named))
 
 

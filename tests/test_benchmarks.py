@@ -59,6 +59,30 @@ def test_a_small_run_ends_with_a_line_of_json(command):
     assert json.loads(printed.splitlines()[-1])
 
 
+def test_the_ablations_table_and_picture_are_of_the_figures_that_are_there(tmp_path):
+    """176 of 256 is 68.8%, of which the interval is 62.8% to 74.1%, as docs/log.md has it."""
+    recipe = "OpenWebRL, table 4: as the recipe has it"
+    figures = [{"before": 0.25, "after": 0.6875, "n": 256}, None]
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({recipe: figures}))
+    script = [sys.executable, str(BENCHMARKS / "ablations.py"), "--list", "--out", str(tmp_path)]
+    flags = ["--only", "table 4", "--earlier", str(earlier), "--plot", str(tmp_path / "plot.svg")]
+    run = subprocess.run([*script, *flags], capture_output=True, text=True, check=True)
+    assert "62.8% to 74.1%" in run.stderr
+    printed = json.loads(run.stdout.splitlines()[-1])
+    assert printed[recipe][:2] == figures
+    assert not any(printed["OpenWebRL, table 4: without feedback"])
+    plot = (tmp_path / "plot.svg").read_text()
+    assert plot.count("absent") == 5
+    # the axis begins at 330 and is 400 wide
+    assert 'cx="430.0"' in plot and 'cx="605.0"' in plot
+
+    docs = ROOT / "docs"
+    flags = ["--earlier", str(docs / "ablations.json"), "--plot", str(tmp_path / "docs.svg")]
+    subprocess.run([*script, *flags], capture_output=True, check=True)
+    assert (tmp_path / "docs.svg").read_text() == (docs / "ablations.svg").read_text()
+
+
 def test_the_calls_of_the_first_run_on_a_gpu_run_in_small_on_the_cpu(tmp_path):
     """Further checks, then the stages that need no vLLM."""
     places = {name: str(tmp_path / name.lower()) for name in ("OUT", "SITE", "PACK")}
