@@ -330,7 +330,7 @@ class Session(Protocol):
     async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
     async def travel(self, step: int) -> None: ...  # -1 back, 1 forward; ToolFailure if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
-    async def arm(self, point: Point | None = None) -> Any: ...  # before an action; returns what is there
+    async def arm(self, point: Point | None) -> Any: ...  # before an action; returns what is there
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(self, name: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...

@@ -62,7 +62,7 @@ def parse(script: str, argv: Sequence[str], eval_script: ModuleType) -> Config:
         case "judge.py":
             assert argv[0] in importlib.import_module("judge").COMMANDS
             name, flags = recipe_name(argv[1:], judges.RECIPES)
-            return check(read_flags(judges.RECIPES[name](), flags, "judge.py"))
+            return check(read_flags(judges.RECIPES[name](), flags, "judge.py", ""))
     return from_command_line(argv, script)
 
 

@@ -45,7 +45,7 @@ async def visit(*worlds: World) -> AsyncIterator[Page]:
     with SiteServer(worlds) as server:
         async with async_playwright() as playwright:
             found_here = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
-            options = executable.launch_options([found_here, "--no-proxy-server"])
+            options = executable.launch_options(found_here, "--no-proxy-server")
             browser = await playwright.chromium.launch(**options)
             page = await browser.new_page(viewport={"width": 480, "height": 360})
             await page.goto(f"http://{worlds[0].name}.test/")

@@ -29,7 +29,7 @@ Reward = Callable[[Task, Page, str], Awaitable[float | None]]
 class OwnReward(JudgedBenchmark):
     judged = False
 
-    def __init__(self, reward: Reward, enter: Callable | None = None):
+    def __init__(self, reward: Reward, enter: Callable | None):
         self.reward = reward
         self.enter = enter
 

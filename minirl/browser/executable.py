@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def sandbox_off() -> bool:
     return os.geteuid() == 0 or os.environ.get("MINIRL_NO_SANDBOX") == "1"
 
 
-def launch_options(extra: Iterable[str] = ()) -> dict[str, Any]:
+def launch_options(*extra: str) -> dict[str, Any]:
     """Return the arguments of Playwright's `launch`; `extra` are further flags of Chromium's."""
     return {
         "executable_path": executable(),

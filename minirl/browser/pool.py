@@ -118,7 +118,7 @@ class BrowserPool:
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
         if not self.sealed and (not config.private or config.allow or config.deny or self.copies):
-            self.options = executable.launch_options([NAMES])
+            self.options = executable.launch_options(NAMES)
             self.options["proxy"] = through(NO_PROXY)
             return
         rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
@@ -127,7 +127,7 @@ class BrowserPool:
             rules.append("MAP * ~NOTFOUND")
             # Our own sites may share processes: one for each would cost a tenth of an episode
             flags = ["--disable-site-isolation-trials", f"--renderer-process-limit={os.cpu_count()}"]
-        self.options = executable.launch_options([f"--host-resolver-rules={','.join(rules)}", *flags])
+        self.options = executable.launch_options(f"--host-resolver-rules={','.join(rules)}", *flags)
 
     async def __aexit__(self, *_: object) -> None:
         for slot in self.slots:

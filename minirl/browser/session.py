@@ -204,7 +204,7 @@ class Session:
         await self.do(tab.cdp.send("Page.navigateToHistoryEntry", {"entryId": entries[index]["id"]}))
         await self.settle()
 
-    async def arm(self, point: Point | None = None) -> PageAnswer:
+    async def arm(self, point: Point | None) -> PageAnswer:
         """Mark the page before an action, so that `settle` sees its effect; return arm.js's answer."""
         tab = await self.tab()
         answer = PageAnswer()

@@ -43,7 +43,7 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
     return name, list(argv[1:])
 
 
-def read_flags(default: C, flags: Sequence[str], prog: str, about: str | None = "") -> C:
+def read_flags(default: C, flags: Sequence[str], prog: str, about: str | None) -> C:
     """Return `default` with the flags' values. What can't be understood ends the program with status 2.
     `--help` begins with the text `about`."""
     return tyro.cli(type(default), args=flags, default=default, prog=prog, description=about)

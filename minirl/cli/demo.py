@@ -20,6 +20,7 @@ from minirl.cli.command_line import run_async
 from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.console import progress, say
+from minirl.evaluation.resume import as_trained
 from minirl.recipes import tiny
 from minirl.run_folder import Run, checkpoints
 from minirl.types import Sampling, Trajectory
@@ -40,8 +41,8 @@ class Options:
     task: int = 0
     """Which of these tasks, from 0 on."""
     checkpoint: Path | None = None
-    """A folder with a model that the tiny recipe trained; in a new shop by default the newest of runs/tiny.
-    Without one a script acts that knows the way."""
+    """A folder with a model that train.py wrote, which acts as in its run; in a new shop by default the
+    newest of runs/tiny. Without one a script acts that knows the way."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -56,7 +57,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def settings(options: Options) -> Config:
-    """Return the tiny recipe for one browser and one episode, with the model that is to act, if one is."""
+    """Return the tiny recipe for one browser and one episode, with the model that is to act, if one is, and
+    what shaped its run."""
     config = tiny()
     model = options.checkpoint
     heldout = options.tasks
@@ -64,11 +66,12 @@ def settings(options: Options) -> Config:
         new_shop = int(time.time()) % CLOCK_SHOPS
         heldout = f"shops:{new_shop}-{new_shop}"
         trained = checkpoints(config.run_dir / "checkpoints")
-        if trained and model is None:
-            model = trained[-1]
+        if trained:
+            model = model or trained[-1]
     if Path(heldout).is_dir():
         config = replace(config, browser=replace(config.browser, width=1280, height=720))
-    if model is not None:
+    if model:
+        config = as_trained(config, str(model), config.run_dir)
         config = replace(config, model=replace(config.model, path=str(model)))
     return replace(
         config,

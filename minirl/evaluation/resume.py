@@ -84,7 +84,7 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
     if first.compare:
         return first
     folder = first.run_dir
-    default = as_trained(recipe, run_of(first.model.path, folder))
+    default = as_trained(recipe, first.model.path, folder)
     if first.protocol:
         default = protocols.apply(protocol_of(first.protocol), default)
     default = replace(default, model=replace(default.model, path=""))
@@ -124,10 +124,11 @@ def run_of(weights: str, folder: Path) -> Path:
     return place.parent if place.name == "checkpoints" else folder
 
 
-def as_trained(recipe: Config, folder: Path) -> Config:
-    """Return the recipe with agent, browser, limits, sampling, grading and tasks of the run in the folder, if
-    there is one, but for DOORS. ValueError if another version has made it, with settings that are not known
-    here."""
+def as_trained(recipe: Config, weights: str, folder: Path) -> Config:
+    """Return the recipe with agent, browser, limits, sampling, grading and tasks of the run that the weights
+    lie in, else of the one in the folder, if there is one, but for DOORS. ValueError if another version has
+    made it, with settings that are not known here."""
+    folder = run_of(weights, folder)
     settings = to_json(recipe)
     for name, value in flatten(Run(folder).config()).items():
         is_path = name in ("task.train", "task.heldout") and not NAMED.fullmatch(str(value))

@@ -147,14 +147,14 @@ def tool_calls(operation: Operation, width: float, height: float) -> list[Json]:
     return [{"name": words["tool"], "arguments": arguments}] * count
 
 
-def text_action(operation: Operation, number: int | None = None) -> str:
+def text_action(operation: Operation, number: int | None) -> str:
     """Return the text agent's action that does an operation on a numbered element."""
     text = operation.text
     fields = {"quoted": repr(text), "direction": text.capitalize(), "message": json.dumps(text)}
     return str(OPERATIONS[operation.op]["action"]).format(number=number, **fields)
 
 
-def row_of(operation: Operation, words: str = "") -> Json:
+def row_of(operation: Operation, words: str) -> Json:
     """Return an operation as a recorded step tells it: AutoWebWorld's action, where it takes place in whole
     pixels with the words there, and what it types or which way it scrolls."""
     table = OPERATIONS[operation.op]

@@ -100,7 +100,7 @@ async def test_a_value_may_miss_its_end_by_rounding_and_another_ends_the_run(giv
     async def reward(task: Task, page: Any, answer: str) -> Any:
         return given
 
-    work = OwnReward(reward).score(task_with({}), NO_PAGE, "")
+    work = OwnReward(reward, None).score(task_with({}), NO_PAGE, "")
     if value is not None:
         score = await work
         assert (score.value, type(score.value)) == (value, float)
@@ -121,7 +121,7 @@ async def test_an_episode_that_is_cancelled_takes_its_reward_along():
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await OwnReward(reward).score(task_with({}), NO_PAGE, "")
+            await OwnReward(reward, None).score(task_with({}), NO_PAGE, "")
     assert ended == [True]
 
 

@@ -99,7 +99,7 @@ def test_the_sandbox_is_off_only_for_root_and_on_request(machine, monkeypatch, u
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setenv("MINIRL_NO_SANDBOX", setting)
     assert executable.sandbox_off() is off
-    options = executable.launch_options(["--host-resolver-rules=MAP * 127.0.0.1"])
+    options = executable.launch_options("--host-resolver-rules=MAP * 127.0.0.1")
     assert options["chromium_sandbox"] is not off
     assert options["args"] == [*executable.FLAGS, "--host-resolver-rules=MAP * 127.0.0.1"]
 
@@ -111,7 +111,7 @@ def test_the_real_one_calls_nobody(tmp_path):
 
     log = tmp_path / "net.json"
     with sync_playwright() as playwright:
-        options = executable.launch_options([f"--log-net-log={log}"])
+        options = executable.launch_options(f"--log-net-log={log}")
         started = playwright.chromium.launch(**options)
         started.new_page().goto("about:blank")
         time.sleep(15)

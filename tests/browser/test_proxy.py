@@ -226,7 +226,7 @@ async def test_connections_in_every_state_end_with_the_proxy(monkeypatch):
 async def browsing(proxy: Proxy, flags: Sequence[str] = (NAMES,)) -> AsyncIterator[Browser]:
     how = {"server": proxy.address, "bypass": "<-loopback>"}
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(**executable.launch_options(flags), proxy=how)
+        browser = await playwright.chromium.launch(**executable.launch_options(*flags), proxy=how)
         yield browser
         await browser.close()
 

@@ -1,6 +1,8 @@
 """The demo: what a person sees of one episode."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from minirl import __main__ as door
 from minirl.benchmarks.task_sets import load_source
 from minirl.cli import demo
+from minirl.config import to_json
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.worlds.shop import shops_of
@@ -73,3 +76,17 @@ def test_options_are_those_of_the_tiny_recipe_for_one_browser():
     (trained / "state.json").write_text("{}")
     assert demo.settings(demo.Options()).model.path == str(trained), "the newest of runs/tiny"
     assert demo.settings(demo.Options(tasks="shops:1-1")).model.path == "tiny"
+
+
+def test_a_checkpoint_acts_as_in_its_run():
+    """Its prompts show two screenshots and no feedback, its episodes have nine turns."""
+    run = tiny()
+    agent = replace(run.agent, screenshots=2, feedback=False)
+    run = replace(run, agent=agent, eval=replace(run.eval, max_steps=9))
+    trained = Path("runs/mine/checkpoints/step_00001")
+    trained.mkdir(parents=True)
+    Path("runs/mine/config.json").write_text(json.dumps(to_json(run)))
+    config = demo.settings(demo.Options(checkpoint=trained, task=1))
+    assert config.agent == run.agent and config.eval.max_steps == 9
+    assert (config.run_dir, config.browser.browsers, config.eval.episodes) == (OUT, 1, 2)
+    assert (config.model.path, config.sampler.kind) == (str(trained), "hf")

@@ -169,7 +169,7 @@ def test_the_page_for_one_gpu_says_what_is_planned():
         title, *cells = [row[column] for row in table if "---" not in row[1]]
         gpu_gb = int(title.split()[1])
         recipe, *flags = shlex.split(line.replace("$T", ""))[2:]
-        config = read_flags(RECIPES[recipe.replace("-", "_")](), flags, "train.py")
+        config = read_flags(RECIPES[recipe.replace("-", "_")](), flags, "train.py", "")
         model = replace(config.model, path=str(MODELS / config.model.path.partition("/")[2]))
         out = plan(replace(config, model=model, plan=f"1x{gpu_gb}"))
         shards, update = out.shards, out.update

@@ -90,7 +90,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
     browser = BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0)
     config = replace(RECIPES["autowebworld_3b"](), browser=browser)
     (solved,) = await replay_sites([shop], browser, [task], has_pictures=True)
-    *clicks, answer = [action_of(row_of(one.operation)) for one in solved.records]
+    *clicks, answer = [action_of(row_of(one.operation, "")) for one in solved.records]
     with SiteServer([shop]) as server:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
