@@ -29,7 +29,7 @@ PANEL = re.compile(r"(\d+)[a-d]\b(?:,? [a-d]\b)*")  # figure 3c
 NEXT = re.compile(
     r"(?:\s+\([^()]*\))?(?:,\s+and\s+|\s+and\s+|\s+to\s+|,\s+)(?=[\dA-H])"
 )  # ", 3", " (as is) and B"
-SKIPPED = {"CHANGELOG.md", "docs/papers.toml"}
+SKIPPED = {"docs/papers.toml"}
 
 Block = tuple[str, str]  # a docstring, comment or paragraph, and whose it is if it names nobody
 
