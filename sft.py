@@ -10,6 +10,7 @@ lowest validation loss stay: early stopping. OpenWebRL, section 4.2 and appendix
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,7 +45,7 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     await evaluate(experiment, worker, tasks, "before", 0)
 
     # 2. Rows: every turn as tokens, of which the response is cloned. Screenshots may be smaller than later.
-    if config.sft.max_pixels is not None:
+    if (config.sft.max_pixels or math.inf) < (config.model.max_pixels or math.inf):
         trainer.preprocessor = load_preprocessor(replace(config.model, max_pixels=config.sft.max_pixels))
         harness = replace(worker.harness, preprocessor=trainer.preprocessor)
         demos = [tokenised(demo, harness) for demo in demos]

@@ -69,7 +69,7 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, and name it."""
-        if self.writing is None:
+        if not self.writing:
             return
         part, future = self.writing
         self.writing = None
@@ -101,7 +101,7 @@ class Checkpoints:
                 if file:
                     shutil.copy(file, part)
             images = trainer.preprocessor.images
-            if images and trainer.config.model.max_pixels is not None:
+            if images and trainer.config.model.max_pixels:
                 set_image_size(part, images.size)
             if adapters:  # not beside the weights, to which transformers would add them
                 lora.save_adapters(adapters, trainer.config.model.lora, self.base, part / "adapter")

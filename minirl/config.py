@@ -34,7 +34,7 @@ class ModelConfig:
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
     freeze_vision: Literal["never", "sft", "always"] = "never"  # when the vision tower stays as it is
     freeze: Annotated[int, Ge(0)] = 0  # so many of the lowest layers stay as they are, and the embeddings
-    max_pixels: int | None = None  # screenshots are scaled down to this; None: the model's own limit
+    max_pixels: Positive | None = None  # screenshots are scaled down to this; None: the model's own limit
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,10 @@ class SftConfig(AdamConfig):
     demos: Path | None = None
     """Clone this file's successes: a run's dump (docs/data.md); by default scripted ones."""
     lr: float = 1e-5
-    epochs: int = 3
-    max_steps: int | None = None  # stop after this many updates even if epochs remain
+    epochs: Positive = 3
+    max_steps: Positive | None = None  # stop after this many updates even if epochs remain
     batch: Positive = 128  # turns per update
-    max_pixels: int | None = None  # demonstrations' screenshots are scaled down to this; None: as the agent's
+    max_pixels: Positive | None = None  # of a demonstration's screenshot, at most; None: as the agent's
     warmup: float = 0.1  # share of the updates over which the rate rises; a cosine takes it down again
     held_back: Annotated[float, Ge(0), Lt(1)] = 0.0  # of the demonstrations; the least loss on these is kept
 
@@ -207,7 +207,7 @@ class SftConfig(AdamConfig):
 @dataclass(frozen=True)
 class EvalConfig:
     episodes: Positive = 256
-    max_steps: int = 30
+    max_steps: Positive = 30
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20  # 0: no limit

@@ -149,7 +149,7 @@ class Context:
             suffix += step.ephemeral + step.tail
             if step is not self.recent[-1]:
                 suffix += self._kept(step) + self.close
-        images = tuple(step.image for step in self.recent if step.image is not None)
+        images = tuple(step.image for step in self.recent if step.image)
         return Prompt((*self.prefix, *suffix), shared=len(self.prefix), images=images)
 
     def messages(self) -> tuple[Message, ...]:
@@ -161,7 +161,7 @@ class Context:
             parts: tuple[str | bytes, ...] = (head + page + tail,)
             if i < len(self.settled):
                 parts = (head + placeholder + tail,)
-            elif step.image is not None:
+            elif step.image:
                 parts = (f"{head}{page}screenshot:\n", step.image, "\n" + tail)
             messages.append(("user", parts))
             if step.response:
@@ -209,7 +209,7 @@ class Context:
             number, self.task, visible, tuple(map(self.escape, feedback))
         )
         image = observation.image
-        ephemeral = (message.page,) if image is None else (f"{message.page}screenshot:\n", image, "\n")
+        ephemeral = (f"{message.page}screenshot:\n", image, "\n") if image else (message.page,)
         return Step(
             head=self._ids(message.head),
             ephemeral=self._ids(*ephemeral),

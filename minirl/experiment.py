@@ -51,7 +51,7 @@ class Experiment:
 
     @property
     def trainer(self) -> Trainer:
-        assert self.loaded is not None, "a served model is not trained"
+        assert self.loaded, "a served model is not trained"
         return self.loaded
 
     @cached_property
@@ -182,7 +182,7 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
     images = preprocessor.images if preprocessor else None
-    if preprocessor and images is None and config.agent.kind != "text":
+    if preprocessor and not images and config.agent.kind != "text":
         raise ValueError("this model can't see; use a vision-language model, or a text recipe as tiny-text")
     if config.agent.kind == "autowebworld":
         in_screenshot = config.sampler.kind == "remote" and config.sampler.points == "picture"

@@ -17,7 +17,7 @@ def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
     """Return the share of episodes that earned 1 where a judge rewards them (`--reward.by judge`), beside
     the true `success`. Empty if no judge was asked about a task that can tell the truth."""
     for t in valid:
-        if t.task.goal and t.verdict is not None and t.verdict.success is not None:
+        if t.task.goal and t.verdict and t.verdict.success is not None:
             return {"judged_success": mean(t.reward == 1 for t in valid)}
     return {}
 

@@ -83,7 +83,7 @@ class Images:
         self.merge = processor.merge_size
         self.unit = processor.patch_size * self.merge
         self.size = dict(processor.size)
-        if max_pixels is not None:
+        if max_pixels:
             self.size = {"shortest_edge": self.unit * self.unit, "longest_edge": max_pixels}
         # 2% of the machine's memory for eight ranks: its episodes' last screenshots, 30 MB each at full size
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -136,7 +136,7 @@ class Preprocessor:
 
     def image_tokens(self, png: bytes) -> int:
         """Return how many image pads a screenshot takes in a prompt. ValueError for a text model."""
-        if self.images is None:
+        if not self.images:
             raise ValueError("this model can't see; use a vision-language model for the visual agent")
         return len(self.images.prepare(png)[0]) // self.images.merge**2
 

@@ -128,7 +128,7 @@ class RolloutWorker:
                 trajectory = await Episode(self.harness, task, member, policy, max_steps).run()
                 self.hosts.note(trajectory)
             rewarded = judged or (gates != "none" and config.by == "judge")
-            if self.judge is not None and trajectory.valid and rewarded:
+            if self.judge and trajectory.valid and rewarded:
                 if needs_verdict(trajectory, gates, config):
                     trajectory = replace(trajectory, verdict=await self.judge(trajectory))
                 gated = apply_reward_gates(trajectory, gates, config)
@@ -213,7 +213,7 @@ class RolloutWorker:
             task, member = places[n]
             policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
             trajectory = await self.episode(task, member, policy, max_steps)
-            if on_done is not None:
+            if on_done:
                 on_done(trajectory)
             return trajectory, True
 

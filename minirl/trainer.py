@@ -88,7 +88,7 @@ class Trainer:
         if self.config.model.lora:
             self.reference = self.policy
             return
-        if self.reference is None:
+        if not self.reference:
             self.reference = make_policy(self.load(), self.preprocessor, self.config, self.ranks, train=False)
         self.reference.load_state_dict(self.policy.state_dict())
 
@@ -138,7 +138,7 @@ class Trainer:
         """Return the trajectories with the reference's log-probs, if the loss has a KL term."""
         if not self.config.loss.kl:
             return trajectories
-        assert self.reference is not None, "keep_reference() comes before the first update"
+        assert self.reference, "keep_reference() comes before the first update"
         rows = [row for trajectory in trajectories for row in trajectory.rows]
         with lora.switched_off(self.reference):
             scores = iter(self._score(self.reference, rows))
@@ -289,7 +289,7 @@ def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -
     trained = examples[len(validation_split(examples, sft)) :]
     batches = []
     for epoch in range(sft.epochs):
-        if sft.max_steps is not None and len(batches) >= sft.max_steps:
+        if sft.max_steps and len(batches) >= sft.max_steps:
             break
         batches += minibatches(trained, sft.batch, seed + epoch)
     return batches[: sft.max_steps]

@@ -177,7 +177,7 @@ def tree_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention in transformers' form, (1, L, A, D); without a `tree` plain SDPA, for sampling."""
     tree: Tree | None = kwargs.pop("tree", None)
-    if tree is None:
+    if not tree:
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
     assert q.shape[0] == 1, "one packed row"
     assert q.shape[2] == k.shape[2] == tree[-1].end, "all of the row, without a cache"

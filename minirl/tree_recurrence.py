@@ -81,7 +81,7 @@ def tree_convolution(
     convolve: Function, x_1CL: Tensor, weight_CW: Tensor, *args: Any, tree: Tree | None = None, **kwargs: Any
 ) -> Tensor:
     """Return the convolution (1, C, L) of every token with those before it in its own sequence."""
-    if tree is None:
+    if not tree:
         return convolve(x_1CL, weight_CW, *args, **kwargs)
     places, kept = with_context(tree, weight_CW.shape[1] - 1)
     x_LC = F.pad(x_1CL[0].T, (0, 0, 0, 1))
@@ -94,7 +94,7 @@ def tree_rule(
     rule: Function, *qkv: Tensor, g: Tensor, beta: Tensor, tree: Tree | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gated delta rule's outputs (1, L, H, D), and no state with a tree, which has many."""
-    if tree is None:
+    if not tree:
         return rule(*qkv, g=g, beta=beta, **kwargs)
     segments = cut(tree)
     lengths = [segment.end - segment.start for segment in segments]

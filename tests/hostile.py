@@ -40,7 +40,7 @@ BODIES["/"] = "".join(
     f'<a at="{path} {10 + n % 4 * 120} {5 + n // 4 * 28} 110 24" href="{path}">{path}</a>'
     for n, path in enumerate(PATHS)
 )
-STATUS = {"/404": 404, "/500": 500}
+STATUS = {"/404": 404, "/404-busy": 404, "/500": 500}
 HEADERS = {"/sandboxed": {"Content-Security-Policy": "sandbox"}}
 KINDS = {"woff2": "font/woff2", "png": "image/png", "txt": "text/plain"}
 

@@ -88,7 +88,7 @@ def schemas() -> list[Json]:
 def system_prompt(brief: bool, file: Path | None = None, chat: ChatFormat | None = None) -> str:
     """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`, and calls as this
     chat's model writes them. `brief` is for models that are too small to read them."""
-    if brief and file is None:
+    if brief and not file:
         return "Use the browser."
     text = file.read_text("utf-8") if file else PROMPT
     if chat and chat.tags:

@@ -57,12 +57,10 @@
   // The page as HTML, annotated; leaves the numbered elements in the window. With Chromium's own
   // getEventListeners what a script listens on, and what has any role of a widget, is numbered, too.
   const annotate = listenersOf => {
-    const ROLES = new Set(['button', 'tab', 'link', 'checkbox', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
-      'radio']);
-    const TAGS = new Set(['INPUT', 'TEXTAREA', 'SELECT', 'BUTTON', 'A', 'IFRAME', 'FRAME', 'VIDEO', 'OBJECT',
-      'EMBED', 'DETAILS']);
-    const WIDGETS = new Set(['combobox', 'gridcell', 'option', 'searchbox', 'slider', 'spinbutton', 'switch',
-      'textbox', 'treeitem']);
+    const words = text => new Set(text.split(' '));
+    const ROLES = words('button tab link checkbox menuitem menuitemcheckbox menuitemradio radio');
+    const TAGS = words('INPUT TEXTAREA SELECT BUTTON A IFRAME FRAME VIDEO OBJECT EMBED DETAILS');
+    const WIDGETS = words('combobox gridcell option searchbox slider spinbutton switch textbox treeitem');
     const CLICKS = ['click', 'mousedown', 'mouseup', 'pointerdown', 'pointerup'];
     // the whole page is nothing to click
     const listens = e => e.tagName !== 'HTML' && e.tagName !== 'BODY' &&
@@ -111,7 +109,7 @@
     const copyOf = new Map(pairs);
     const OURS = /^data-(bbox|text|value|status|label-id)$/i;  // what a page itself has of these is not ours
     for (const to of copyOf.values())  // and nobody writes a hundred attributes by hand
-      [...to.attributes].filter((a, i) => i >= 100 || OURS.test(a.name)).forEach(a => to.removeAttributeNode(a));
+      to.getAttributeNames().filter((name, i) => i >= 100 || OURS.test(name)).forEach(name => to.removeAttribute(name));
     for (const [e, to] of pairs) {
       const box = boxOf(e);
       // what a frame has scrolled away is not where its box says
@@ -133,7 +131,8 @@
       if (e.tagName === 'INPUT' || e.tagName === 'TEXTAREA') to.setAttribute('data-value', e.value);
       if (number.has(e)) to.setAttribute('data-label-id', number.get(e));
     }
-    for (const e of copy.querySelectorAll('script, style, template')) e.remove();
+    for (const e of copy.querySelectorAll('script, style, template')) e.remove();  // a comment could forge a tag
+    for (let e, all = blank.createNodeIterator(copy, NodeFilter.SHOW_COMMENT); (e = all.nextNode());) e.remove();
     return copy.outerHTML;
   };
 

@@ -53,7 +53,7 @@ _START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\(")
 
 def system_prompt(brief: bool, thinking: bool, file: Path | None = None) -> str:
     """Return the system prompt: a file's text, or ours. `brief` is for models that are too small to read."""
-    if file is not None:
+    if file:
         return file.read_text("utf-8")
     if brief:
         return "Use the page to do what the user asks."

@@ -48,7 +48,7 @@ SOURCE = re.compile(r"miniwob:(?P<types>[a-z0-9,-]+)(?::(?P<first>\d+)(?:-(?P<la
 def pages() -> Path:
     """Return the folder of the installed package's pages. ValueError if there is none."""
     folder = folder_of("miniwob")
-    if folder is None:
+    if not folder:
         raise ValueError("the pages of MiniWoB++ are missing: pip install miniwob (--no-deps will do)")
     return folder / "html"
 
@@ -116,7 +116,7 @@ def tasks_named(source: str, count: int | None, config: Config) -> list[Task]:
     to 199 of both pages, one of each and then the next; "miniwob:all" seed 0 of every page. The instructions
     are asked of the pages. ValueError for a page that there is not, or if the package is missing."""
     named = SOURCE.fullmatch(source)
-    if named is None:
+    if not named:
         raise ValueError(f"{source}: write miniwob:PAGES:SEEDS, such as miniwob:click-link,login-user:0-199")
     known = sorted(file.stem for file in (pages() / "miniwob").glob("*.html"))
     names = known if named["types"] == "all" else named["types"].split(",")

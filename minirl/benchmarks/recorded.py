@@ -33,7 +33,7 @@ from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.console import say
 from minirl.demonstrations import tokenised
 from minirl.episode import Harness
-from minirl.types import Fields, Json, Parsed, Score, Task, Trajectory, Turn
+from minirl.types import Call, Fields, Json, Parsed, Score, Task, Trajectory, Turn
 
 PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android": "mobile"}  # else the web
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
@@ -216,11 +216,16 @@ class RecordedBenchmark(JudgedBenchmark):
         return {(task.meta.get("picture", task.start_url), task.instruction)}
 
     async def score(self, task: Task, session: Any, answer: str) -> Score:
-        """Return how right a whole response is; of ScreenSpot only the point counts."""
-        parts = rewards(session.opening + answer, task.goal, session.scale)
-        is_step = task.meta["benchmark"] == "recorded"
-        value = mean(parts.values()) if is_step else parts["coordinate"]
-        return Score(value, {"rewards": parts})
+        """Return how right a whole response is; for ScreenSpot whether its first action clicks into the box,
+        in any form that the agent reads."""
+        response = session.opening + answer
+        if task.meta["benchmark"] == "recorded":
+            parts = rewards(response, task.goal, session.scale)
+            return Score(mean(parts.values()), {"rewards": parts})
+        match parse(response).calls:
+            case [Call("click", {"coordinate": point}), *_]:
+                return Score(float(in_box(point, task.goal["bbox"], session.scale)))
+        return Score(0.0)
 
 
 def picture_path(task: Task) -> Path:

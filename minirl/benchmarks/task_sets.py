@@ -115,7 +115,7 @@ def load_source(source: str, count: int | None, config: Config) -> list[Task]:
         by_site.append([replace(task, meta={**task.meta, "folder": folder}) for task in tasks])
     # one of each site, then a second one of each, and so on
     rounds = itertools.zip_longest(*by_site)
-    mixed = [task for tasks in rounds for task in tasks if task is not None]
+    mixed = [task for tasks in rounds for task in tasks if task]
     if not mixed:
         raise ValueError(f"{source} has no task that this agent has the means for")
     if len({task.id for task in mixed}) < len(mixed):
@@ -142,7 +142,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
             return recorded
-        if own_reward is not None:
+        if own_reward:
             return own_reward
         if is_webarena(task):
             return webarena

@@ -1,6 +1,6 @@
 // For fields that can't be typed into letter by letter: dates and the like in their own format, and lists,
 // whose pop-up is drawn by the desktop and in no screenshot. A list of several takes several, between commas.
-// Answers with the value, or null if it does not fit.
+// A slider takes numbers alone, a colour #rrggbb. Answers with the value, or null if it does not fit.
 function choose([text]) {
   const e = focused();
   if (!e || e.readOnly || e.matches(':disabled')) return null;
@@ -21,8 +21,9 @@ function choose([text]) {
   } else {
     const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
     const before = e.value;
-    set.call(e, text);
-    if (!e.value) { set.call(e, before); return null; }
+    const fits = {range: /^\s*-?\d+(\.\d+)?\s*$/, color: /^\s*#[0-9a-f]{6}\s*$/i}[e.type];
+    set.call(e, fits ? text.trim() : text);
+    if (!e.value || fits && !fits.test(text)) { set.call(e, before); return null; }
   }
   e.dispatchEvent(new Event('input', {bubbles: true}));
   e.dispatchEvent(new Event('change', {bubbles: true}));

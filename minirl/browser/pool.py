@@ -138,7 +138,7 @@ class BrowserPool:
     async def _driver(self) -> Playwright:
         """Return Playwright. Its driver process is started if there is none, or if it died."""
         async with self.starting, asyncio.timeout(START_SECONDS):
-            if self.playwright is not None:
+            if self.playwright:
                 with suppress(PlaywrightError):
                     await (await self.playwright.request.new_context()).dispose()  # it answers
                     return self.playwright
@@ -149,7 +149,7 @@ class BrowserPool:
         """Return a slot's browser, started or connected to if there is none or it died."""
         async with slot.lock:
             # Without a process number it has not said in time what it is: the machine is busy
-            if slot.browser is not None and slot.browser.is_connected() and (slot.pid or slot.address):
+            if slot.browser and slot.browser.is_connected() and (slot.pid or slot.address):
                 return slot.browser
             self._drop(slot, slot.browser)
             playwright = await self._driver()
@@ -184,7 +184,7 @@ class BrowserPool:
 
     def _drop(self, slot: BrowserSlot, browser: Browser | None) -> None:
         """Close a browser in the background; the next episode gets another one."""
-        if browser is not None and slot.browser is browser:  # and not one that has replaced it already
+        if browser and slot.browser is browser:  # and not one that has replaced it already
             task = asyncio.create_task(self._end(browser, slot.pid))
             slot.browser = None
             slot.pid = None
@@ -197,7 +197,7 @@ class BrowserPool:
                 async with asyncio.timeout(EXIT_SECONDS):
                     await browser.close()
             except TimeoutError:
-                if pid is not None:
+                if pid:
                     os.kill(pid, signal.SIGKILL)
 
     async def _check(self) -> None:
@@ -206,7 +206,7 @@ class BrowserPool:
             await asyncio.sleep(CHECK_SECONDS)
             for slot in self.slots:
                 browser = slot.browser
-                if browser is not None and browser.is_connected() and not await is_alive(browser):
+                if browser and browser.is_connected() and not await is_alive(browser):
                     self._drop(slot, browser)
 
     @asynccontextmanager

@@ -47,7 +47,7 @@ class Proxy:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None
+        assert task
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         # What is malformed is not answered; a side may go, or say nothing at all; the proxy may close

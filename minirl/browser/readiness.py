@@ -26,7 +26,7 @@ Event = dict[str, Any]  # of Chromium's protocol
 CALL_SECONDS = 10.0  # for one question to the browser; a page that takes longer hangs
 CALM_MS = 20.0  # the shortest quiet time that is asked of a page before it counts as ready
 READY_SECONDS = 3.0  # after this time it counts as ready, whatever it does
-WINDOW_SECONDS = 1.0  # for a window to open
+WINDOW_SECONDS = 10.0  # for a window to open: Chromium's driver tells of it once its document has come
 REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 LOADING_SECONDS = 0.05  # after which a page without scripts is asked again whether it is there
 MAX_DOCUMENTS = 3  # one after the other that have READY_SECONDS each: some pages never rest
@@ -84,7 +84,7 @@ class Tab:
     def navigated(self, frame: Frame | None = None) -> None:
         """Note that the tab or a frame in it has gone elsewhere, which within a document leaves its requests
         alone, or that no document will come."""
-        if frame is not None and frame.parent_frame is not None:
+        if frame and frame.parent_frame:
             self.data = {key: data for key, data in self.data.items() if data[0] != "Document"}
         elif self.document:
             self.document = ""
@@ -123,6 +123,7 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
         if tab.window:
             await tab.wait(lambda tab: not tab.window, WINDOW_SECONDS)
             tab.window = False
+            deadline = time.monotonic() + READY_SECONDS
         if session.page is not page:
             page = session.page
             tab = await session.tab()

@@ -96,13 +96,13 @@ class Session:
         if "has been closed" in reason or "Connection closed" in reason:
             await asyncio.sleep(CLOSING_SECONDS)  # news of what exactly has closed comes later
             browser = self.context.browser
-            if browser is None or not browser.is_connected():
+            if not browser or not browser.is_connected():
                 return BrowserFault(Stop.INFRA_ERROR, "the browser is gone")
             if not self.context.pages:
                 return BrowserFault(Stop.ENV_ERROR, "the page closed its last tab")
             reason = "the tab was closed"
-        # of a page or its target; the blank keeps out an address with this word, which may stand in a reason
-        if " crashed" in reason or self.page in self.crashed:
+        # of a page or its target, not in a model's own words, which may stand in a reason
+        if re.match(r"[\w.]+: (Page|Target) crashed", reason) or self.page in self.crashed:
             return BrowserFault(Stop.ENV_ERROR, "the page crashed")
         return ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason))  # without "Mouse.click: "
 
@@ -234,7 +234,7 @@ class Session:
                     return frame, answer
             handle = (await self.do(frame.evaluate_handle(script("target"), [point]))).as_element()
             inner = await self.do(handle.content_frame()) if handle else None
-            if inner is None:
+            if not inner:
                 return frame, answer
             frame = inner
             point = inner_point

@@ -57,7 +57,7 @@ async function settle([quiet, calm, cap]) {
     changes: mark.changes, state: there && stateOf(t) !== mark.state ? stateOf(t) : '',
     revalued: !!there && valueOf(t) !== mark.value, focus: news, invalid: mark.invalid || '',
     masks: masksOf(mark, focus),
-    status: (fresh && performance.getEntriesByType('navigation')[0] || {}).responseStatus || 0,
+    status: (mark.fresh && performance.getEntriesByType('navigation')[0] || {}).responseStatus || 0,
     error: location.protocol === 'chrome-error:'
       ? (document.body.innerText.match(/ERR_[A-Z0-9_]+/) || ['no reason given'])[0] : '',
   };

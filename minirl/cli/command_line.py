@@ -99,7 +99,7 @@ def run_async(work: Coroutine[Any, Any, None]) -> None:
 
     async def cancellable() -> None:
         task = asyncio.current_task()
-        assert task is not None
+        assert task
         if "RANK" not in os.environ:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         await work

@@ -82,7 +82,9 @@ def check_run(config: Config) -> None:
         if given[name] == value or name == "resume":
             continue
         unlike.append(name)
-        if name.startswith(FIXED) and name not in MOVABLE:
+        # before the first step the clone may be of other demonstrations
+        is_moved = name in MOVABLE and (config.resume or name != "sft.demos" or not given[name])
+        if name.startswith(FIXED) and not is_moved:
             raise ValueError(
                 f"{folder} was made with {name} {value}, not {given[name]}; choose another --name"
             )
@@ -90,9 +92,9 @@ def check_run(config: Config) -> None:
         raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not folder.exists():
         raise ValueError(f"--resume: there is no run in {folder}")
-    if config.resume and unlike:
+    if unlike:
         say(f"unlike before: {', '.join(unlike)}")
-    if config.sampler.kind == "vllm" and find_spec("vllm") is None:
+    if config.sampler.kind == "vllm" and not find_spec("vllm"):
         raise ValueError("--sampler vllm: it is not installed; pip install 'minirl-web[vllm]'")
     ends = {row["label"]: row["step"] for row in run.evals()}
     if config.resume and ends.get(PHASES["after_rl"], 0) >= config.steps:
@@ -120,7 +122,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
     if config.warm_start == "none":
         say(f"starting from {config.model.path} as it is")
     elif config.warm_start == "sft" and not is_cloned:
-        if config.replay is None:  # a source that has cloned nothing has started from its model
+        if not config.replay:  # a source that has cloned nothing has started from its model
             await warm_start(experiment, worker)
             if config.model.lora:  # reinforcement adapts the clone
                 saved.start_from(sft)
@@ -177,7 +179,9 @@ async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: 
     if label not in evaluated(experiment):  # it may have been made before --resume
         tasks = experiment.tasks.validation[: config.eval.interim_episodes]
         await evaluate(experiment, worker, tasks, label, step)
-    success = evaluated(experiment)[label]["success"]
+    row = evaluated(experiment)[label]
+    # aborted episodes count as failures here: one lucky episode of an outage is not the best
+    success = row["success"] * row["n"] / (row["n"] + row["invalid"])
     best = experiment.ranks.broadcast(experiment.run.best())
     if success >= best.get("success", 0.0):
         experiment.checkpoints.export("best", state | {"success": success})

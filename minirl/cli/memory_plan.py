@@ -131,7 +131,7 @@ def row_patches(config: Config, vision: Any) -> int:
     A prefix tree has the turns' common part once, so there can hardly be more.
     """
     pixels = config.browser.width * config.browser.height
-    if config.model.max_pixels is not None:
+    if config.model.max_pixels:
         pixels = min(pixels, config.model.max_pixels)
     screenshot = math.ceil(pixels / (vision.patch_size * vision.spatial_merge_size) ** 2)  # in tokens
     per_turn = config.agent.screenshots * screenshot
@@ -202,7 +202,7 @@ def machine_of(text: str) -> tuple[int, float]:
     (8, 80.0)
     """
     numbers = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", text)
-    if numbers is None:
+    if not numbers:
         raise ValueError(f"--plan {text}: write 8x80 for eight GPUs of 80 GB")
     return int(numbers[1]), float(numbers[2])
 

@@ -82,8 +82,8 @@ def category_of(trajectory: Trajectory) -> str | None:
     verdict = trajectory.verdict
     if trajectory.success:
         # The judge denies what the task's own rules affirm
-        return "evaluation" if verdict is not None and verdict.success is False else None
-    if stop is Stop.JUDGE_ERROR or (verdict is not None and verdict.success is None):
+        return "evaluation" if verdict and verdict.success is False else None
+    if stop is Stop.JUDGE_ERROR or (verdict and verdict.success is None):
         return "evaluation"
     if stop is Stop.BLOCKED:
         return "blocked"

@@ -112,7 +112,7 @@ def result_of(trajectory: Trajectory) -> Result:
     turns = trajectory.turns
     error_lines = trajectory.error.strip().splitlines()
     reason = error_lines[-1] if error_lines else ""
-    if not reason and trajectory.verdict is not None and not task.goal:
+    if not reason and trajectory.verdict and not task.goal:
         reason = trajectory.verdict.rationale
     # A served model's turns have no ids: their tokens were counted by the server
     return Result(

@@ -58,7 +58,9 @@ SHAPING = (
     "eval.",
     "reward.after",
     "reward.success",
+    "reward.partial",
     "judge.input",
+    "judge.prompt",
     "task.",
 )
 # But for what names code, files and addresses, or opens doors: a run's folder may come from anybody
@@ -67,6 +69,7 @@ DOORS = (
     "browser.connect",
     "browser.insecure",
     "browser.private",
+    "judge.prompt",
     "task.reward",
     "task.reset",
     "task.servers",
@@ -96,10 +99,10 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
     sampling = config.eval
     if config.limit > 0 and not config.protocol:  # a protocol chooses among all
         sampling = replace(sampling, episodes=config.limit)
-    if config.tasks is not None:
+    if config.tasks:
         task = replace(task, heldout=str(config.tasks))
     if config.success_within:
-        sampling = replace(sampling, max_steps=max(config.success_within))
+        sampling = replace(sampling, max_steps=max(1, *config.success_within))
         if config.reward.after == "any":
             problem = "--success-within counts longer episodes as failures; here they are graded at the limit"
             raise ValueError(f"{problem}: give --eval.max-steps instead, and evaluate once for each")

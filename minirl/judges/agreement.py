@@ -30,7 +30,7 @@ class Pair:
 
 def is_success(labelled: Trajectory) -> bool:
     """Return a trajectory's label, which is its own verdict."""
-    assert labelled.verdict is not None
+    assert labelled.verdict
     return labelled.verdict.success is True
 
 
@@ -75,7 +75,7 @@ def score(pairs: Sequence[Pair]) -> list[AgreementRow]:
 
 
 def count(name: str, pairs: Sequence[Pair]) -> AgreementRow:
-    judged = [pair for pair in pairs if pair.verdict is not None]
+    judged = [pair for pair in pairs if pair.verdict]
     n = len(judged)
     succeeded = sum(pair.truth for pair in judged)
     passed = sum(pair.verdict is True for pair in judged)

@@ -75,7 +75,7 @@ def training_row(
     labelled: Trajectory, question: Question, images: ImageStore, preprocessor: Preprocessor
 ) -> Row:
     """Return the question as the prompt and the label as the response, whose tokens all weigh the same."""
-    assert labelled.verdict is not None
+    assert labelled.verdict
     prompt = prompt_of(preprocessor, question.messages(labelled, images))
     names = newest_screenshots(labelled, question.rubric.screenshots)
     answer = escape_control_tokens(target(labelled.verdict), control_tokens(preprocessor.tokenizer))

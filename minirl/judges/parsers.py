@@ -31,9 +31,9 @@ def read_verdict(text: str) -> Verdict:
         lines.pop()
     last_line = without_marks(lines[-1]) if lines else ""
     verdict = _VERDICT.fullmatch(last_line)
-    if verdict is None:
+    if not verdict:
         return Verdict(None, answer, f"the last line of the judge's answer is no verdict: {last_line[:80]!r}")
-    return Verdict(verdict[1] is None, "\n".join(lines[:-1]).strip())
+    return Verdict(not verdict[1], "\n".join(lines[:-1]).strip())
 
 
 def without_marks(text: str) -> str:

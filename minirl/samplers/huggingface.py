@@ -63,7 +63,7 @@ class HfSampler:
 
     async def idle(self) -> None:
         """Wait until nothing is decoded, not even for requests that were given up."""
-        while self.pump is not None and not self.pump.done():
+        while self.pump and not self.pump.done():
             await asyncio.wait([self.pump])
 
     def sleep(self) -> None:

@@ -88,7 +88,7 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
         "distributed_executor_backend": "external_launcher",
         "disable_log_stats": True,
     }
-    if preprocessor.images is not None:
+    if preprocessor.images:
         size = preprocessor.images.size
         if agent.kind != "autowebworld":  # whose recorded pictures are of any size
             size = size | {"longest_edge": min(size["longest_edge"], browser.width * browser.height)}
@@ -135,7 +135,7 @@ def engine_input(prompt: Prompt, preprocessor: Preprocessor) -> Any:
 
     ids = list(prompt.ids)
     images = preprocessor.images
-    if not prompt.images or images is None:
+    if not prompt.images or not images:
         return tokens_input(ids)
     pixels, grids = zip(*map(images.prepare, prompt.images), strict=True)
     fields = {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(grids)}

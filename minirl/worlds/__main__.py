@@ -128,7 +128,7 @@ def save_site(name: str, skin: str, folder: Path, count: int, out: Path) -> Json
     """Make the site of a name such as shop-medium-900, and save it with its tasks. Return its row of the
     table in OUT/index.html."""
     parts = re.fullmatch(r"(.+)-(first|easy|medium|hard)-(\d{1,9})", name)
-    if parts is None:
+    if not parts:
         raise ValueError(f"{name!r} names no site; write theme, level and seed, as shop-medium-900")
     world = make_site(parts[1], int(parts[3]), parts[2], skin)
     tasks = tasks_of_sites.make_tasks(world, count)

@@ -127,11 +127,11 @@ async def write_machine(author: Author, name: str, out: Path) -> World:
         attempt = read_machine(draft)
         errors, warnings = counts(attempt.findings)
         say(f"{name}: machine, round {n}: {errors} errors, {warnings} warnings")
-        if best is None or (errors, warnings) < counts(best.findings):
+        if not best or (errors, warnings) < counts(best.findings):
             best = attempt
         if not best.findings:
             break
-    if best is None or best.world is None:
+    if not best or not best.world:
         raise ValueError(f"no draft in {out} is without errors, which `check` tells: raise --rounds")
     return best.world
 

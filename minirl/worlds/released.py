@@ -80,10 +80,10 @@ class Reader:
         collection = self.collection_of(page, lists)
         actions = []
         for action in page.actions.values():
-            if action.bind is None and action in lists:
+            if not action.bind and action in lists:
                 visible = {} if self.kinds[action.id] == "search" else where
                 action = replace(action, bind=Bind(action.open_parameters[0], collection, visible))
-            elif action.bind is None:
+            elif not action.bind:
                 action = self.filled(action)
             if action.id not in self.questions:
                 action = replace(action, preconditions=(*action.preconditions, *answered))

@@ -163,7 +163,10 @@ def load_world(folder: Path) -> World:
     records = validated(str(data_file), dict[str, tuple[Json, ...]], data)
     html = ""
     if style.get("look") == "built":
-        html = (folder / "index.html").read_text("utf-8")
+        page = folder / "index.html"
+        if page.is_symlink():  # it may lead to a file of this machine, and models will see it
+            raise ValueError(f"{page} is a link: put the page itself there")
+        html = page.read_text("utf-8")
     return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style, html)
 
 

@@ -57,7 +57,7 @@ class Graph:
         """Return a shortest path to a state, the first in the order of the file."""
         steps = []
         node = self.nodes[key]
-        while node.step is not None:
+        while node.step:
             steps.append(node.step)
             node = self.nodes[node.before]
         return steps[::-1]

@@ -111,7 +111,7 @@ def shops_named(text: str) -> list[World]:
     """Return the shops that a setting names as `shops:0-299` or `shops:90001-90064@serif`; none for anything
     else. ValueError if the numbers are the wrong way round."""
     match = NAMED.fullmatch(text)
-    if match is None:
+    if not match:
         return []
     first = int(match[1])
     last = int(match[2])
@@ -165,7 +165,7 @@ def _solution(fsm: Fsm, chosen: Mapping[str, str]) -> list[Any]:
     steps = []
     for page in fsm.pages.values():
         for action in page.actions.values():
-            if action.bind is not None:
+            if action.bind:
                 field = action.bind.param
                 steps.append([action.id, {field: chosen[field]}])
             elif not action.id.endswith("_back"):
@@ -232,7 +232,7 @@ def draw_places(world: World, rng: Random) -> dict[str, Places]:
         groups = []
         for action in page.actions.values():
             names = [action.gui_procedure[0].get("selector", "")[1:]]
-            if action.bind is not None:
+            if action.bind:
                 names = [record["id"] for record in world.data[action.bind.collection]]
             groups.append(names)
         if groups:

@@ -77,7 +77,7 @@ async def rows_of(replay: Replay, images: ImageFolder, endpoint: Endpoint | None
 
     async def think(n: int) -> str:
         thought = THOUGHTS[moves[n]["action"]].format(**moves[n])
-        if endpoint is not None:
+        if endpoint:
             history = "\n".join(map(str, actions[:n])) or "nothing"
             question = WORDS["prompt"].format(task=task.instruction, history=history, action=actions[n])
             message = ("user", (question, replay.records[n].picture))

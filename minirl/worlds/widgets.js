@@ -153,7 +153,7 @@ function select(action) {
     closeAll(list);
     list.hidden = !list.hidden;
   });
-  box.addEventListener("change", () => { if (box.value !== "0") entries[Number(box.value) - 1].run(); });
+  box.addEventListener("change", () => box.value === "0" ? update() : entries[Number(box.value) - 1].run());
   node.append(label(action), box, list);
   const update = () => {
     box.value = String(1 + entries.findIndex(({ value }) => same(value, written(action))));

@@ -197,7 +197,7 @@ def _kind_of_procedure(
         case ("hover", "click"):
             return "hover"
         case ("click", "click"):
-            return "menu" if action.bind is None else "choice"
+            return "choice" if action.bind else "menu"
     picks_day = any(".day" in selector for selector in selectors)
     if picks_day and len(ops) > 2 and set(ops) == {"click"}:
         return "date"

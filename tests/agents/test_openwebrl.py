@@ -296,6 +296,7 @@ def test_very_long_responses():
     for text in ("[", '{"', "<function=a><parameter=", '["', "<function=" + "<parameter=b>"):
         error = parse(f"x</think><tool_call>{text * n}</tool_call>").error
         assert error is None or "tool call is" in error
+    assert "not valid JSON" in parse("x</think><tool_call>" + '\\"' * n + "</tool_call>").error
     assert parse(f"x</think>{call('hover', point_2d='[' * n + ']' * n)}").calls[0].name == "hover"
     assert parse("<think>" * n + "</think>" + call("go_back")).calls == (Call("go_back"),)
     assert len(parse("x</think>" + call("go_back") * n).calls) == n

@@ -151,6 +151,23 @@ async def test_an_option_is_chosen_if_a_person_could(session, case):
     assert await session.page.evaluate("e.value") == value
 
 
+@pytest.mark.parametrize(
+    ("type", "value", "wrong", "right"),
+    [("range", "20", "$80", " 80 "), ("color", "#102030", "light", "#AABBCC")],
+)
+async def test_a_slider_and_a_colour_stay_as_they_are_where_a_text_does_not_fit(
+    session, type, value, wrong, right
+):
+    """The browser would move a slider to its middle, and make a colour black."""
+    await session.page.set_content(f'<input id="e" type="{type}" value="{value}">')
+    await session.page.focus("#e")
+    with pytest.raises(ToolFailure, match=f"does not take {wrong!r}".replace("$", r"\$")):
+        await do(session, "write", message=wrong)
+    assert await session.page.evaluate("e.value") == value
+    await do(session, "write", message=right)
+    assert await session.page.evaluate("e.value") == right.strip().lower()
+
+
 async def test_several_options_are_chosen_by_writing_them(session):
     colours = LIST.format('multiple size="3"', "<option>Red<option>Green<option>Blue")
     await session.page.set_content(STYLE + colours)

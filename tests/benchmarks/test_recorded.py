@@ -266,6 +266,10 @@ async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_
     assert await success("so " + RIGHT)
     assert not await success(RIGHT.replace("click", "hover"))
     assert not await success(outside)
+    # in UI-TARS's form, and between pixels
+    assert await success("Thought: so\nAction: click(start_box='(35,18)')")
+    assert await success(RIGHT.replace("35, 18", "35.5, 18.5"))
+    assert not await success("<action>{'action': 'click'}</action>")
     worker.harness.agent.resized = lambda width, height: (width, height)
     assert await success(outside)
 

@@ -227,6 +227,12 @@ async def test_other_schemes_and_what_does_not_answer_are_the_agents_news(sessio
     assert (await observe(session)).image
 
 
+async def test_a_key_that_speaks_of_a_crash_is_none(session, site):
+    """The model's own words stand in the browser's reason, and must not end its episode."""
+    with pytest.raises(ToolFailure, match="Unknown key"):
+        await do(session, "press_keys", keys=["why the plane crashed"])
+
+
 async def test_tabs_open_change_and_close(session, site):
     with pytest.raises(ToolFailure, match="the last tab can't be closed"):
         await do(session, "close_tab")

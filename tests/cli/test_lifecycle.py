@@ -63,13 +63,15 @@ async def test_a_rate_leaves_out_what_was_aborted_and_says_so(experiment):
 )
 async def test_the_best_weights_so_far_are_kept(experiment, step, recorded, best, exported):
     """Every two steps two tasks are evaluated, of which one succeeds."""
-    rows = [] if recorded is None else [{"label": "eval_step_00004", "success": recorded}]
+    rows = []
+    if recorded is not None:
+        rows.append({"label": "eval_step_00004", "success": recorded, "n": 2, "invalid": 0})
     worker, state = make_worker(ended(success=True), ended()), {"step": step}
     experiment.config = replace(experiment.config, eval_every=2, eval=EvalConfig(episodes=2))
     experiment.run.best.return_value = {} if best is None else {"step": 2, "success": best}
 
     def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> None:
-        rows.append({"label": label, "success": successes / n})
+        rows.append({"label": label, "success": successes / n, "n": n, "invalid": aborted})
 
     experiment.run.evals.return_value, experiment.log.evaluation = rows, evaluation
     await lifecycle.evaluate_if_due(experiment, worker, state)
@@ -179,6 +181,29 @@ def test_a_run_that_was_moved_goes_on_and_one_of_another_model_does_not(tmp_path
         lifecycle.check_run(config)
     (folder / "model").mkdir()
     lifecycle.check_run(config)
+
+
+def test_other_demonstrations_beside_a_clone_are_another_run(tmp_path, capsys):
+    """A resumed run, or one whose flags name none, is past cloning."""
+    config = replace(tiny(), name=str(tmp_path), model=replace(tiny().model, path="m"))
+    cloned = replace(config, sft=replace(config.sft, demos=Path("a.jsonl")))
+    Run(tmp_path).write_config(to_json(cloned))
+    lifecycle.check_run(config)
+    assert "unlike before: sft.demos\n" in capsys.readouterr().out
+    other = replace(config, sft=replace(config.sft, demos=Path("b.jsonl")))
+    lifecycle.check_run(replace(other, resume=True))
+    with pytest.raises(ValueError, match="was made with sft.demos a.jsonl, not b.jsonl"):
+        lifecycle.check_run(other)
+
+
+async def test_one_lucky_episode_of_an_outage_is_not_the_best(experiment):
+    """Of two episodes one is aborted and one succeeds: 0.5, not 1."""
+    row = {"label": "eval_step_00004", "success": 1.0, "n": 1, "invalid": 1}
+    experiment.run.evals.return_value = [row]
+    experiment.config = replace(experiment.config, eval_every=2)
+    experiment.run.best.return_value = {"step": 2, "success": 0.75}
+    await lifecycle.evaluate_if_due(experiment, make_worker(), {"step": 4})
+    assert not experiment.checkpoints.mock_calls
 
 
 def test_a_resumed_run_says_what_is_unlike_before(tmp_path, capsys):

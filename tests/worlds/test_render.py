@@ -24,7 +24,7 @@ from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.looks import USUAL
-from minirl.worlds.render import SiteServer, read_state, render, sites_of
+from minirl.worlds.render import SiteServer, load_world, read_state, render, save_world, sites_of
 from minirl.worlds.search import Step
 from minirl.worlds.shop import make_shop, make_tasks
 from minirl.worlds.solutions import solution_of
@@ -373,6 +373,16 @@ def test_a_client_that_hangs_up_is_no_news(capfd):
                 client.sendall(b"GET / HTTP/1.1\r\nHost: shop-7.test\r\n\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
     assert capfd.readouterr().err == ""
+
+
+def test_a_built_page_that_is_a_link_is_refused(tmp_path):
+    """It may lead to any file of this machine, which models would then be shown."""
+    save_world(make_shop(7), tmp_path)
+    (tmp_path / "style.json").write_text('{"look": "built"}')
+    (tmp_path / "index.html").unlink()
+    (tmp_path / "index.html").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="index.html is a link: put the page itself there"):
+        load_world(tmp_path)
 
 
 @pytest.mark.parametrize("folder", [7, None, "/nowhere", ["a"]])

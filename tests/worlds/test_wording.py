@@ -23,8 +23,8 @@ WHERE = [{"path": f"$.{path}", "cond": "eq", "value": value} for path, value in 
 FIND = {"list": "rooms", "set": {"order": "price:asc"}, "target": {"rank": 2}, "item": "room-4"}
 
 
-def reworded(tmp_path: Path, act, **goal) -> Task:
-    task = Task("t", INSTRUCTION, "http://a.test/", {"where": WHERE, **goal}, {"finds": [FIND]})
+def reworded(tmp_path: Path, act, where=WHERE, **goal) -> Task:
+    task = Task("t", INSTRUCTION, "http://a.test/", {"where": where, **goal}, {"finds": [FIND]})
     file = tmp_path / "tasks.jsonl"
     out = tmp_path / "out.jsonl"
     save_tasks(file, [task])
@@ -47,6 +47,10 @@ def test_a_wording_that_names_all_is_taken_and_its_cost_is_told(tmp_path, capsys
     assert reworded(tmp_path, say(f" {GOOD}\n")).instruction == GOOD
     said = capsys.readouterr().out
     assert "1 of 1 instructions are reworded, 0 stay as they were" in said and "$0.02" in said
+
+
+def test_tasks_with_goals_of_ones_own_are_reworded(tmp_path):
+    assert reworded(tmp_path, say(GOOD), where="anywhere").instruction == GOOD
 
 
 @pytest.mark.parametrize(

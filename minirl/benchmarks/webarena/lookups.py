@@ -61,7 +61,7 @@ async def _ask_page(session: Session, work: Awaitable[Any]) -> str | None:
 async def call_helper(call: str, session: Session) -> str | None:
     """Return what one of the five helper functions finds; None if there is no order."""
     match = HELPER.fullmatch(call)
-    if match is None:
+    if not match:
         raise NoVerdict(f"{call} is no call of a helper, like func:name('text')")
     name = match[1]
     argument = match[2] or match[3] or ""
@@ -141,7 +141,7 @@ async def llm_ua_match(judge: Endpoint | None, question: str, reason: str, repor
 
 async def _ask_judge(judge: Endpoint | None, prompt: str, data: Mapping[str, str], yes: str, no: str) -> bool:
     """Return False if the model's reply has the pattern `no`, True if it has the word `yes`."""
-    assert judge is not None, "task_sets.py refuses such tasks"
+    assert judge, "task_sets.py refuses such tasks"
     # JSON breaks no line within a string, so no answer can end the fence
     fenced = json.dumps(data, indent=1, ensure_ascii=False)
     # no request can carry half a surrogate pair
