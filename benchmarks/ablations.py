@@ -153,12 +153,12 @@ def interval_of(figures: list[dict[str, Any] | None]) -> tuple[float, float]:
 
 
 def plot_of(args: Args, cells: list[Cell]) -> str:
-    """Draw a line for each cell: a ring for success before, where it cloned by itself or is the recipe, a dot
-    for each seed after, a bar for the interval."""
+    """Draw a line for each cell: a ring for each seed's success before, a dot for that after, a bar for the
+    interval of the mean."""
     left = 330
     width = 400
     line = 22
-    legend = "○ before, ● each seed after, and the 95% interval of their mean"
+    legend = "○ after cloning, ● after reinforcement, each seed; bar: 95% interval of the mean"
     height = line * len(cells) + 70
     svg = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {height}" '
