@@ -255,6 +255,7 @@ def test_combinations_that_cannot_work_are_refused(flags, problem):
 
 
 BEYOND = ["rollout.group 1", "rollout.max-steps 5 0 6", "sampler.gpu-memory 1.5", "sampler.temperature 0"]
+BEYOND += ["eval.max-steps 0", "model.max-pixels 0", "sft.max-pixels 0", "sft.epochs 0"]
 BEYOND += ["sft.held-back -0.1", "sft.held-back 1", "loss.kl -0.1", *(f"{name} 0" for name in COUNTS.split())]
 
 

@@ -83,6 +83,10 @@ async def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(
     await sft.warm_start(experiment, worker)
 
     *rows, small = cloned
+    experiment.config = replace(config, model=replace(model, max_pixels=16 * 16))
+    await sft.warm_start(experiment, worker)
+    assert cloned[-1] is preprocessor, "pictures never larger than the agent's"
+
     assert experiment.trainer.preprocessor is preprocessor and small.images.size["longest_edge"] == 32 * 32
     expected = [row for demo in demos for row in turn_rows(demo, 1.0)]
     for row, whole in zip(rows, expected, strict=True):

@@ -288,7 +288,7 @@ def change_run(folder: Path, values: dict[str, Any]) -> None:
 # What a run of `tiny` had otherwise
 ABLATED = {"agent.feedback": False, "agent.screenshots": 2, "browser.height": 720}
 ABLATED |= {"model.max_pixels": 9999, "eval.response_tokens": 80, "rollout.group": 4, "reward.by": "judge"}
-ABLATED |= {"reward.success": 0.5, "judge.input": "webvoyager"}
+ABLATED |= {"reward.success": 0.5, "reward.partial": 0.25, "judge.input": "webvoyager"}
 
 
 @pytest.fixture
@@ -318,12 +318,20 @@ def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
     for config in configs:
         assert conditions(config) == trained
         assert (config.rollout, config.reward.by) == (RECIPES[config.recipe]().rollout, "task")
-        assert (config.reward.success, config.judge.input) == (0.5, "webvoyager")
+        grading = (config.reward.success, config.reward.partial, config.judge.input)
+        assert grading == (0.5, 0.25, "webvoyager")
     assert configs[0].model.path == checkpoint
     flags = ["--agent.feedback", "--browser.height", "360"]
     assert conditions(eval_script.read_config([*by_name, *flags])) == [True, 2, 360, 9999, 80]
     other = ["--name", str(tmp_path / "nowhere"), "--model.path", "some/model"]
     assert conditions(eval_script.read_config(other)) == conditions(EvalScriptConfig(**vars(tiny())))
+
+
+def test_a_runs_own_question_to_its_judge_is_not_taken_but_named(eval_script, ablated):
+    """The file may be a stranger's."""
+    change_run(ablated, {"judge.prompt": "theirs.md"})
+    config = eval_script.read_config(["--name", str(ablated)])
+    assert config.judge.prompt is None and unlike_run(config) == ["judge.prompt None (theirs.md)"]
 
 
 def test_a_protocol_leaves_the_agent_as_it_was_trained(eval_script, ablated):

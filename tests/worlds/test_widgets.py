@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from walking import walk
+from walking import visit, walk
 
 from minirl.config import BrowserConfig
 from minirl.worlds import render
@@ -114,6 +114,15 @@ async def test_a_row_of_a_long_list_is_reached(page_size, monkeypatch):
         monkeypatch.setattr("minirl.worlds.widgets._turns", lambda *given: [])
         (result,) = await acted_out((world, [step]))
         assert "no element" in result.reason
+
+
+async def test_any_in_a_list_shows_what_is_kept():
+    """A choice can be changed and not taken back."""
+    async with visit(site("any", "select")) as page:
+        for value in ("3", "0"):
+            await page.select_option("select", value)
+            assert await page.input_value("select") == "3"
+        assert (await render.read_state(page)).signature["select"] == "gamma"
 
 
 TITLES = ("Dune Messiah", "Dune", "Emma")
