@@ -75,7 +75,7 @@ def score(pairs: Sequence[Pair]) -> list[AgreementRow]:
 
 
 def count(name: str, pairs: Sequence[Pair]) -> AgreementRow:
-    judged = [pair for pair in pairs if pair.verdict]
+    judged = [pair for pair in pairs if pair.verdict is not None]
     n = len(judged)
     succeeded = sum(pair.truth for pair in judged)
     passed = sum(pair.verdict is True for pair in judged)

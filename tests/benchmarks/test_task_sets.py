@@ -141,7 +141,8 @@ async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypa
     tasks = sets_of(MEASURED)
     config = replace(MEASURED, eval=EvalConfig(episodes=5))
     experiment = Mock(config=config, tasks=tasks, ranks=alone())
-    experiment.run.evals.side_effect = [[], [{"label": "eval_step_00005", "success": 0.5}]]
+    row = {"label": "eval_step_00005", "success": 0.5, "n": 4, "invalid": 1}
+    experiment.run.evals.side_effect = [[], [row]]
     experiment.run.best.return_value = {}
     worker = Mock()
     await lifecycle.evaluate_if_due(experiment, worker, {"step": 5})
