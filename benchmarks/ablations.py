@@ -36,6 +36,9 @@ from minirl.run_folder import Run, write_atomic
 SITES = ["--task.train", "sites/train", "--task.heldout", "sites/heldout", "--eval.episodes", "96"]
 
 
+Figures = list[dict[str, Any] | None]  # of a cell's seeds: success before and after; None where it is absent
+
+
 class Cell(NamedTuple):
     part: str  # the table or figure
     name: str
@@ -110,15 +113,14 @@ def run_cell(args: Args, cell: Cell, seed: int) -> Run:
     return learning.train(bench, place(cell, seed), seed, *flags)
 
 
-def of(args: Args, cell: Cell, seed: int) -> dict[str, Any] | None:
+def of(args: Args, cell: Cell, seed: int, earlier: dict[str, Figures]) -> dict[str, Any] | None:
     """The success of a cell before and after, if it has been run, here or earlier."""
     bench = learning.Args(recipe=cell.recipe, out=args.out, flags=args.flags)
     run = learning.run_of(bench, place(cell, seed))
     rows = {row["label"]: row for row in run.evals()}
     if "after RL" not in rows:
-        earlier = json.loads(args.earlier.read_text()) if args.earlier else {}
         figures = earlier.get(title_of(cell), [])
-        return dict(enumerate(figures)).get(seed)
+        return figures[seed] if seed < len(figures) else None
     before = rows.get("after SFT", {})
     after = rows["after RL"]
     return {"before": before.get("success"), "after": after["success"], "n": after["n"]}
@@ -128,12 +130,12 @@ def title_of(cell: Cell) -> str:
     return f"{cell.part}: {cell.name}"
 
 
-def table_of(args: Args, cells: list[Cell]) -> Table:
+def table_of(cells: list[Cell], figures_of: dict[str, Figures]) -> Table:
     table = Table("part", "cell", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("after RL, by seed", "mean", "95% interval"):
         table.add_column(title, justify="right")
     for cell in cells:
-        figures = [of(args, cell, seed) for seed in cell.seeds]
+        figures = figures_of[title_of(cell)]
         rates = [figure["after"] for figure in figures if figure]
         by_seed = " ".join(f"{figure['after']:.1%}" if figure else "absent" for figure in figures)
         if not rates:
@@ -144,7 +146,7 @@ def table_of(args: Args, cells: list[Cell]) -> Table:
     return table
 
 
-def interval_of(figures: list[dict[str, Any] | None]) -> tuple[float, float]:
+def interval_of(figures: Figures) -> tuple[float, float]:
     """The 95% interval of the mean over seeds, which are evaluated on the same tasks: each counts once."""
     there = [figure for figure in figures if figure]
     n = there[0]["n"]
@@ -152,7 +154,7 @@ def interval_of(figures: list[dict[str, Any] | None]) -> tuple[float, float]:
     return wilson(round(rate * n), n)
 
 
-def plot_of(args: Args, cells: list[Cell]) -> str:
+def plot_of(cells: list[Cell], figures_of: dict[str, Figures]) -> str:
     """Draw a line for each cell: a ring for each seed's success before, a dot for that after, a bar for the
     interval of the mean."""
     left = 330
@@ -177,7 +179,7 @@ def plot_of(args: Args, cells: list[Cell]) -> str:
             svg.append(f'<text x="8" y="{y + 4}" font-weight="bold">{escape(part)}</text>')
             svg.append(f'<path stroke="#ddd" d="M8 {y - 11}H{left + width}"/>')
         svg.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(cell.name)}</text>')
-        figures = [of(args, cell, seed) for seed in cell.seeds]
+        figures = figures_of[title_of(cell)]
         there = [figure for figure in figures if figure]
         if not there:
             svg.append(f'<text x="{left + 8}" y="{y + 4}" fill="#999">absent</text>')
@@ -196,6 +198,7 @@ def plot_of(args: Args, cells: list[Cell]) -> str:
 
 def main() -> None:
     args = tyro.cli(Args)
+    earlier = json.loads(args.earlier.read_text()) if args.earlier else {}
     cells = [cell for cell in CELLS if args.only.lower() in f"{cell.part}, {cell.name}".lower()]
     started = time.monotonic()
     longest = 0.0
@@ -203,14 +206,16 @@ def main() -> None:
     for cell, seed in planned if not args.list else []:
         begun = time.monotonic()
         left = args.budget_minutes * 60 - (begun - started)
-        if of(args, cell, seed) is None and left > longest:
+        if of(args, cell, seed, earlier) is None and left > longest:
             run_cell(args, cell, seed)
             longest = max(longest, time.monotonic() - begun)
-    Console(stderr=True).print(table_of(args, cells))
+    figures_of = {}
+    for cell in cells:
+        figures_of[title_of(cell)] = [of(args, cell, seed, earlier) for seed in cell.seeds]
+    Console(stderr=True).print(table_of(cells, figures_of))
     if args.plot:
-        write_atomic(args.plot, plot_of(args, cells).encode())
-    named = {title_of(cell): [of(args, cell, seed) for seed in cell.seeds] for cell in cells}
-    print(json.dumps(named))
+        write_atomic(args.plot, plot_of(cells, figures_of).encode())
+    print(json.dumps(figures_of))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ function choose([text]) {
     for (const o of e.options) o.selected = chosen.includes(o);
   } else {
     const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
-    const before = e.value;
-    const fits = {range: /^\s*-?\d+(\.\d+)?\s*$/, color: /^\s*#[0-9a-f]{6}\s*$/i}[e.type];
+    const before = e.value, fits = {range: /^\s*-?\d+(\.\d+)?\s*$/, color: /^\s*#[0-9a-f]{6}\s*$/i}[e.type];
+    if (fits && !fits.test(text)) return null;
     set.call(e, fits ? text.trim() : text);
-    if (!e.value || fits && !fits.test(text)) { set.call(e, before); return null; }
+    if (!e.value) { set.call(e, before); return null; }
   }
   e.dispatchEvent(new Event('input', {bubbles: true}));
   e.dispatchEvent(new Event('change', {bubbles: true}));
