@@ -51,7 +51,8 @@ def cost(work: Callable[[], Result], repeats: int = 1, enough: float = 0.0) -> t
         times.append((time.process_time() - cpu, time.perf_counter() - wall))
         if sum(seconds for seconds, _ in times) >= enough:
             break
-    return Cost(*min(times), memory_mb("VmHWM") - before), result
+    cpu, wall = min(times)
+    return Cost(cpu, wall, memory_mb("VmHWM") - before), result
 
 
 def memory_mb(name: str) -> float:

@@ -4,10 +4,11 @@
     python benchmarks/seeing.py --run runs/tiny --n 256    for a table
     python benchmarks/seeing.py --run runs/tiny --heldout shops:90001-90064@serif
 
-Four evaluations, each a bar in the run's report: tasks that the run held out; tasks that it trained on; the
-held-out ones once more with screenshots of another task's site, and with blank ones. An agent that has
-learned where things usually are succeeds as often without its own screenshots. The last line is JSON: the
-success rates, and how many points reinforcement gained, by the run's own evaluations (null before its end).
+Four evaluations, each a bar in the report of RUN-eval, where eval.py's are, too: tasks that the run held out;
+tasks that it trained on; the held-out ones once more with screenshots of another task's site, and with blank
+ones. An agent that has learned where things usually are succeeds as often without its own screenshots. The
+last line is JSON: the success rates, and how many points reinforcement gained, by the run's own evaluations
+(null before its end).
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from urllib.parse import urlsplit
 import tyro
 from PIL import Image
 
-from minirl.checkpoint import checkpoints
 from minirl.cli.report import write_report
+from minirl.console import say
 from minirl.distributed import open_ranks
-from minirl.evaluation.resume import as_trained
+from minirl.evaluation.resume import SUFFIX, as_trained, newest_checkpoint
 from minirl.experiment import Experiment, open_experiment
 from minirl.judges.intervals import wilson
 from minirl.recipes import RECIPES
-from minirl.run_folder import Run
+from minirl.run_folder import Run, state_of
 from minirl.types import Observation, Task
 
 NAMES = ("unseen_sites", "seen_sites", "other_screenshot", "blank")
@@ -105,9 +106,9 @@ async def measure(experiment: Experiment, n: int) -> dict[str, float]:
 def main(args: Args) -> None:
     source = Run(args.run)
     folder = Path(tempfile.mkdtemp(prefix="seeing-"))
-    config = as_trained(RECIPES[source.config()["recipe"]](), args.run)
-    weights = [*checkpoints(source.checkpoint_dir)] or [source.checkpoint_dir / "sft"]
-    model = replace(config.model, path=str(weights[-1]))
+    config = as_trained(RECIPES[source.config()["recipe"]](), "", args.run)
+    weights = newest_checkpoint(config, source.checkpoint_dir)
+    model = replace(config.model, path=weights)
     task = config.task
     # seen sites ask for as much as unseen ones
     task = replace(task, heldout=args.heldout or task.heldout, short=0)
@@ -118,12 +119,16 @@ def main(args: Args) -> None:
             rates: dict[str, Any] = asyncio.run(measure(open_experiment(config, ranks), args.n))
     finally:
         shutil.rmtree(folder)
+    # beside what eval.py measures: these rows belong to no step, and training goes on without them
+    measured = Run(Path(f"{args.run}{SUFFIX}"))
+    step = state_of(Path(weights)).get("step", 0)
     font = "@serif" * args.heldout.endswith("@serif")
     for name in NAMES:
         low, high = wilson(round(rates[name] * args.n), args.n)
         label = name.replace("_", " ") + font
-        source.add_eval(label, success=rates[name], low=low, high=high, n=args.n, checkpoint=str(weights[-1]))
-    write_report(args.run)
+        figures = {"step": step, "success": rates[name], "low": low, "high": high, "n": args.n}
+        measured.add_eval(label, **figures, checkpoint=weights)
+    say(f"written: {write_report(measured.root)}")
     success = {row["label"]: row["success"] for row in source.evals()}
     before = success.get("after SFT")
     after = success.get("after RL")

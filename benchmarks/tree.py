@@ -147,9 +147,10 @@ def batches(layout: str, rows: Sequence[Row]) -> Iterator[Batch]:
 
 def new_model(dims: Dims) -> PreTrainedModel:
     torch.manual_seed(0)
+    settings = asdict(dims) | {"attn_implementation": "sdpa"}
     if isinstance(dims, HybridDims):
-        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**asdict(dims), attn_implementation="sdpa")).train()
-    return Qwen3ForCausalLM(Qwen3Config(**asdict(dims), attn_implementation="sdpa")).train()
+        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**settings)).train()
+    return Qwen3ForCausalLM(Qwen3Config(**settings)).train()
 
 
 def run(layout: str, dims: Dims, lengths: Lengths, turns: int, trajectories: int, args: Args) -> Outcome:

@@ -5,8 +5,8 @@
 The agent is a Qwen3-VL of a million parameters, which can read a screenshot and has heard of clicks, but
 knows no task. Here it learns to begin orders ("Order pearl shoes in teal.") in shops that are drawn anew:
 choose one thing on the first page, then others on the next. In each turn it sees a screenshot, and writes a
-thought and calls. The reward is 1 if two or more things are chosen as asked for, else 0. At first it often
-clicks twice, or says too early that it is done. All of the algorithm stands here:
+thought and calls. The reward is 1 if two or more things are chosen, all as asked for, else 0. At first it
+often clicks twice, or says too early that it is done. All of the algorithm stands here:
 
     1. sample      several episodes of each task from the policy, and keep the log-prob of every token
     2. reward      a program looks at the page
@@ -18,10 +18,8 @@ The package does the same, and more (docs/walk.md). The control, `--permuted`, s
 
 import argparse
 import json
-import os
 import random
 import re
-import shutil
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -33,11 +31,12 @@ from playwright.sync_api import Page, sync_playwright
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
+from minirl.browser.executable import executable
 from minirl.worlds.render import render  # a shop as one HTML page
 from minirl.worlds.shop import make_shop, make_tasks
 
 BASE = Path(__file__).parents[1] / "minirl/tiny/base"  # the model's weights
-CHROMIUM = os.environ.get("MINIRL_CHROMIUM") or shutil.which("chromium-headless-shell")  # or Playwright's own
+CHROMIUM = executable()  # the one that `make setup` uses
 WIDTH = 480  # of the window, in pixels
 HEIGHT = 360
 TURNS = 2  # of an episode
@@ -49,7 +48,7 @@ MAX_TOKENS = 96  # of a response
 LEARNING_RATE = 2e-4
 PRACTISED = range(600, 50_000)  # shops; in 0 to 599 it has learned to see
 HELDOUT = range(90_000, 100_000)  # shops that it is asked about
-RATIO = (0.8, 1.28)  # how much less likely, and likelier, a token may become in one step
+RATIO = (0.8, 1.28)  # beyond these a token is pushed no further
 
 # --- the model ------------------------------------------------------------------------------------------
 
@@ -96,7 +95,7 @@ class Episode:
 
 # --- the environment: tasks, what the model sees, what its words do, what they were worth ----------------
 
-sites: dict[str, bytes] = {}  # the whole internet, by address: the browser's requests go no further
+sites: dict[str, bytes] = {}  # every page there is, by address: no request leaves this program
 
 
 def draw_task(rng: random.Random, shops: range) -> dict:
@@ -146,7 +145,7 @@ def act(episode: Episode, response: str) -> str:
 
 
 def reward_of(episode: Episode) -> float:
-    """Return 1 if two or more things are chosen as asked for, and none otherwise; the page can tell."""
+    """Return 1 if two or more things are chosen, all as asked for, else 0; the page can tell."""
     state = episode.page.evaluate("() => window.minirl.state()")["signature"]
     chosen = {name: value for name, value in state.items() if value is not None}
     right = [name for name, value in chosen.items() if episode.task["choices"].get(name) == value]
@@ -250,7 +249,7 @@ def clipped_loss(now: Tensor, old: Tensor, advantage: float) -> Tensor:
 
 
 def update(episodes: list[Episode], rng: random.Random) -> None:
-    """Go through the turns of the episodes in random order, and change the weights a little after some."""
+    """Go through the turns of the episodes in random order, and change the weights after each minibatch."""
     rows = [(turn, episode.advantage) for episode in episodes if episode.advantage for turn in episode.turns]
     for _ in range(EPOCHS):
         rng.shuffle(rows)

@@ -46,7 +46,7 @@ class AgentConfig:
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
     screenshots: Positive = 1  # how many of the newest screenshots stay in the prompt
     feedback: bool = True
-    """Tell what each call did. Without, a visual agent learns what could not be read, others what failed."""
+    """Tell what each call did. Without, a visual agent is told what could not be read, others what failed."""
     answers: Literal["thinking", "action", "webrl"] = "thinking"
     """The text agent's: `<think>` and `<answer>`, the action alone, or that in WebRL's form of a prompt."""
     numbered: Literal["webagent-r1", "listeners"] = "webagent-r1"
@@ -177,7 +177,7 @@ class AdamConfig:
 @dataclass(frozen=True)
 class OptimConfig(AdamConfig):
     lr: float = 1e-6  # learning rate of reinforcement
-    decay: bool = False  # let the rate fall linearly, from `lr` at the first step to 0 behind the last
+    decay: bool = False  # let the rate fall linearly, from `lr` at the first step to 0 after the last
     replicas: Positive = 1
     """Full copies of the sharded weights: 1 for FSDP over all ranks, the number of nodes for HSDP."""
     offload: bool = False  # keep weights, gradients and moments in the CPU's memory (CUDA only)

@@ -5,7 +5,7 @@
 Stands between the sampler and rollouts. One `Stop` ends it (rewards.py may change it later); then the task's
 benchmark reads the page and scores it. OpenWebRL, sections 4.1 and 4.3; deviation from the released code:
 calls of one response stop at the first failure. A response that is cut at its limit ends a visual episode, as
-OpenWebRL's release does; WebAgent-R1's counts a turn, and AutoWebWorld's, of which nothing is said, does too.
+in OpenWebRL's release; for WebAgent-R1's agent, and AutoWebWorld's (its paper is silent), it is a turn.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Episode:
     max_steps: int
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = Stop.MAX_STEPS
-    answer: str | None = None  # of an episode that the agent has ended
+    answer: str | None = None  # None until the agent or the page has ended it
     error: str = ""
     score: Score = Score(0.0)
     final_image: str = ""
@@ -163,7 +163,7 @@ class Episode:
                 if benchmark.recorded and self.turns:  # the whole response is scored
                     answer = self.turns[-1].text
                 session.answer = True  # what the agent has not saved is lost: no page may keep the rules out
-                # as long again: rules that are not met wait longer; a short limit would cut off only failures
+                # the same time again: rules that are not met wait longest, a short limit would cut off these
                 async with asyncio.timeout(seconds):
                     self.score = await benchmark.score(self.task, session, answer)
             self.blocked = await session.blocked()
@@ -177,7 +177,7 @@ class Episode:
         observation = await self._observe(session)
         feedback = ()
         for t in range(self.max_steps):
-            if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
+            if observation.image and preprocessor.images:  # it takes a tenth of a second, once
                 await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt = self.context.observe(observation, feedback)
             if len(prompt.ids) >= config.agent.context_tokens:

@@ -18,7 +18,7 @@ response, T the turns of its trajectory, G the trajectories of its group
 Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL,
 section 4.4, WebAgent-R1, sections 2.3 and 3.2. Suffixes: N response tokens, H hidden size, V vocabulary.
 Deviations, which no ordinary token meets:
-1. A ratio is at most e^20, without a gradient there: float32 ends at e^88, and 0 times infinity is no number.
+1. A ratio is at most e^20, without a gradient there: float32 ends at e^88, and 0 times infinity is NaN.
 2. k3 goes on as a line where the reference is more than 5 nats above, so that one token can't be the whole
    update. It still pulls towards the reference.
 3. `--loss.dual-clip C` bounds a token's loss at C * |A| where A is negative (arXiv 1912.09729); no paper's
@@ -95,7 +95,7 @@ def policy_loss(
     config: LossConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weighted clipped loss, and sums over the tokens of positive weight (divide by "tokens")."""
-    counts_N = weight_N > 0  # by selection: 0 times an overflow would be no number
+    counts_N = weight_N > 0  # selected, not multiplied: 0 times infinity is NaN
     logprobs_N = logprobs_N[counts_N]
     old_N = old_N[counts_N]
     advantage_N = advantage_N[counts_N]

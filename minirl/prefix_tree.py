@@ -10,7 +10,7 @@ reasoning and feedback), the trajectories of a group system and task. A `Forest`
 
 and minirl/tree_attention.py lets a chain see its prefix and, causally, itself; in layers without attention it
 goes on from its prefix's state (minirl/tree_recurrence.py). A token has the position that it would have had
-alone, so hidden states, log-probs and gradients are exactly those of one row per turn.
+alone, so hidden states, log-probs and gradients are those of one row per turn, up to rounding.
 Shape suffixes: L row length.
 """
 
@@ -147,8 +147,8 @@ def pack(rows: Sequence[Row], preprocessor: Preprocessor, images: ImageStore, de
 def lay_out_trunks(rows: Sequence[Row], keys: Sequence[np.ndarray]) -> Forest:
     """Return a forest with the prefixes alone, the longest first.
 
-    Were a turn laid out before its trajectory's whole prefix, the prefix would end in its chain, and go on in
-    several: later turns would see several ranges, and attention be a kernel call for each.
+    If a turn came before its trajectory's whole prefix, its chain would hold the first part of that, others
+    the rest: later turns would see several ranges, each a kernel call of attention.
     """
     forest = Forest()
     prefixes = []

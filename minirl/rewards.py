@@ -7,8 +7,8 @@ OpenWebRL, appendix A.4, is a row of gates, and the judge is asked only behind a
     answer   `done` without an answer: 0
     judge    SUCCESS: 1, NOT SUCCESS: 0, neither: invalid
 
-A task's own rules take the judge's place, behind the gate of status alone, or with `--reward.after any`
-behind none: WebAgent-R1 asks them at the turn limit, too (its released code with the answer "N/A", here with
+A task's own rules take the judge's place, after the gate of status alone, or with `--reward.after any`
+after none: WebAgent-R1 asks them at the turn limit, too (its released code with the answer "N/A", here with
 an empty one). With `--reward.by judge` a judge rewards training there, while `success` stays with the rules.
 Evaluations have no gate of format, and an empty answer is the judge's affair there (judges/rubrics.py).
 """

@@ -5,7 +5,7 @@
 All episodes of a rank (minirl/episode.py) share one asyncio loop. OpenWebRL, section 4.4. Deviations from the
 released code: groups are accepted in the order of submission, as that of completion would favour fast tasks,
 so a batch does not depend on timing, up to floating point and timeouts; tasks cut off at a step's end come
-again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s; a step
+again; a cancelled episode has no limit to end in (30 s in table 7), its context 15 s to close in; a step
 gives up after 6 times its groups (no paper says what happens then), and updates on those that it has.
 """
 
@@ -232,10 +232,10 @@ class RolloutWorker:
         tick: Callable[[int], None],
     ) -> tuple[dict[int, Any], int, int]:
         """Run tasks 0, 1, 2, ... on all ranks until `target` of them are kept; `start` gives a task's result,
-        and whether to keep it. Return all ranks' results by number, how many of them are without a gap up to
-        the last one that was needed, and how many were begun.
+        and whether to keep it. Return all ranks' results by number, how many tasks it took, counted from 0
+        without a gap, to keep `target`, and how many were begun.
 
-        Ranks claim numbers as they have room, none more than its even share. RunEnds on all ranks if any
+        A rank claims a number when it has room, up to its even share. RunEnds on all ranks if any
         can't go on.
         """
         self.queues += 1

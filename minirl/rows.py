@@ -68,8 +68,8 @@ class TrajectoryRows:
 
 
 def make_rows(groups: list[Group], config: LossConfig) -> list[TrajectoryRows]:
-    """Return the trajectories to train on: no invalid one, which a KL term would train even with an advantage
-    of 0, and for filtered behaviour cloning the successes. RunEnds if there is none."""
+    """Return the trajectories to train on: valid ones (a KL term would train others even with an advantage
+    of 0), and of these, for filtered behaviour cloning, the successes. RunEnds if there is none."""
     trajectories = []
     for number, group in enumerate(groups):
         for trajectory in group:
@@ -168,9 +168,9 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> list[MicroBatch]:
 def balance(
     rows: Sequence[Row], budget: int, ranks: int, cut: Callable[[Sequence[Row], int], list[MicroBatch]]
 ) -> list[list[MicroBatch]]:
-    """Return each rank's micro-batches, of at most `budget` tokens and nearly equal size: six rows of 10
-    tokens with a budget of 40 are 40 and 20, but for three ranks 20 each. Pieces grow by tenths until few
-    enough."""
+    """Return each rank's micro-batches, of at most `budget` tokens, cut finer only where a rank would have
+    none: six rows of 10 tokens with a budget of 40 are 40 and 20, but for three ranks 20 each. Pieces grow
+    by tenths until few enough."""
     parts = cut(rows, budget)
     target = math.ceil(len(parts) / ranks) * ranks
     if len(parts) < target:

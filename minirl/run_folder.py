@@ -3,7 +3,7 @@
     config.json, heldout.jsonl                    the settings of the newest start, and its held-out tasks
     starts.jsonl                                  one line per start: the command and its commit
     metrics.jsonl, evals.jsonl                    one line per RL step, one per evaluation
-    trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
+    trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also after_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
     checkpoints/, report.html                     of minirl/checkpoint.py and minirl/cli/report.py
     lock                                          locked by the process that trains or evaluates here

@@ -108,7 +108,7 @@ class Trainer:
 
     def update(self, trajectories: Sequence[TrajectoryRows], step: int, tick: Callable[[], None]) -> Metrics:
         """Make all updates on the trajectories of a step, counted from 0, `tick`ing after every epoch; return
-        metrics. ValueError if the trajectories are not of the weights that the step began with."""
+        metrics. ValueError if the sampler's log-probs are too far from this model's."""
         config = self.config
         seed = config.seed + 1000 * step
         lr = self.rate * config.optim.lr
@@ -251,7 +251,7 @@ class Trainer:
         return {name: float(value) for name, value in sums.items()}
 
     def _share(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Return the rows of this rank's forward passes on a minibatch, of which every rank has as many."""
+        """Return the rows of this rank's forward passes on a minibatch; all ranks have as many passes."""
         budget = self.config.batch.micro_tokens
         preprocessor = self.preprocessor
         cut = per_turn.micro_batches

@@ -6,7 +6,7 @@ JoinedAttention, in pieces that are joined by their log-sum-exp, and where no fl
 A dense mask would be exact too, but computes all of L x L.
 
 Shape suffixes: L tokens of the row or of a chain in it, A attention heads, K heads of keys and values (each
-for A / K attention heads), D head size, S tokens of a piece, of what a chain sees.
+for A / K attention heads), D head size, S tokens of a piece or of all that a chain sees.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Three of four layers of Qwen3.5 and Qwen3-Next have no attention. They keep a state, per head a matrix that
 each token decays and writes to, and before it a convolution of every token with the three before it ("Gated
-Delta Networks", arXiv 2412.06464). What stands before a token in the row is not what came before it, and no
-mask can help. So chains are cut where others leave them: a trunk `abcdef`, with `xy` behind its b and `z`
+Delta Networks", arXiv 2412.06464). A token's neighbour in the row may be of another sequence, and no mask
+can help. So chains are cut where others leave them: a trunk `abcdef`, with `xy` behind its b and `z`
 behind its d, has the segments
 
     row              a b | c d | e f | x y | z
@@ -11,8 +11,8 @@ behind its d, has the segments
     goes on from     -1     0     1     0    1
     convolved        ab    cd    ef    xy    z     each behind its own last three: ---, -ab, bcd, -ab, bcd
 
-transformers' layers pass what the model is called with on to the two functions that do this, and `enable`
-puts those below in their place. Without a `tree` they do what they did; one row per turn is the oracle.
+transformers' layers hand what the model is called with to two functions, which `enable` replaces by those
+below. Without a `tree` they do what they did; one row per turn is the oracle.
 
 Shape suffixes: L tokens of the row, C channels, W tokens that a convolution sees, H heads, D head size.
 """

@@ -200,7 +200,7 @@ class Turn:
 
     @property
     def context_tokens(self) -> int:
-        """Return the ids of prompt and response: of the last turn, of the whole conversation."""
+        """Return how many ids prompt and response have; the last turn's are the whole conversation's."""
         return self.shared + len(self.suffix) + len(self.response_ids)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from minirl.recipes import tiny_text
+from minirl.config import to_json
+from minirl.recipes import tiny, tiny_text
+from minirl.run_folder import Run
 
 pytestmark = pytest.mark.more
 ROOT = Path(__file__).parents[1]
@@ -57,6 +60,24 @@ def test_a_small_run_ends_with_a_line_of_json(command):
     run = [sys.executable, str(BENCHMARKS / script), *flags]
     printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert json.loads(printed.splitlines()[-1])
+
+
+def test_whether_an_agent_looks_is_measured_beside_its_run(tiny_folder, tmp_path):
+    """The rows lie where eval.py's do: a run's own rows have its steps, from which it goes on."""
+    run = Run(tmp_path / "run")
+    run.write_config(to_json(tiny()))
+    run.add_eval("after SFT", step=0, success=0.5, low=0.4, high=0.6, n=8)
+    shutil.copytree(tiny_folder, run.checkpoint_dir / "sft")
+    command = [sys.executable, str(BENCHMARKS / "seeing.py"), "--run", str(run.root), "--n", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    rates = json.loads(done.stdout.splitlines()[-1])
+    assert rates.pop("gain") is None
+    assert rates == dict.fromkeys(["unseen_sites", "seen_sites", "other_screenshot", "blank"], 0.0)
+    assert [row["label"] for row in run.evals()] == ["after SFT"]
+    rows = Run(tmp_path / "run-eval").evals()
+    assert [row["label"] for row in rows] == ["unseen sites", "seen sites", "other screenshot", "blank"]
+    assert [(row["step"], row["n"]) for row in rows] == [(0, 2)] * 4
+    assert (tmp_path / "run-eval/report.html").is_file()
 
 
 def test_the_ablations_table_and_picture_are_of_the_figures_that_are_there(tmp_path):

@@ -39,7 +39,7 @@ def parse(text: str) -> Parsed:
     """Read the first `<action>` of a response and the thought before it; never raises.
 
     >>> parse("<think>on</think><action>{'action': 'scroll', 'value': down}</action>").calls
-    (Call(name='scroll', arguments={'value': 'down'}),)
+    (Call(name='scroll', arguments={'value': 'down'}, problem=''),)
     """
     thought = ""
     if "</think>" in text:

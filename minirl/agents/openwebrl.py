@@ -6,8 +6,8 @@ calls out. Paper: section 4.1 and appendix A.3. Names are those of the released 
 Deviations:
 1. Coordinates are 0-1000 of the viewport everywhere (the released texts mix in pixels).
 2. Calls of one response stop at the first failure or at `done`.
-3. A point beside the picture fails, and so does one in shares of it, as [0.5, 0.3]; the released code clicks
-   there.
+3. A point beside the picture fails, and so does one in fractions of it, as [0.5, 0.3]; the released code
+   clicks there.
 4. A call may have line breaks in its texts and a fence around it, or be written as Qwen3.5's are:
    `<function=NAME><parameter=NAME>value</parameter></function>`. A model whose chat template writes calls so
    is shown this form.
@@ -31,7 +31,7 @@ from minirl.package_files import text_of
 from minirl.types import Call, Feedback, Fields, Json, Observation, Parsed, Session, Task, ToolFailure
 
 PROMPT = text_of("agents/prompts/openwebrl.md").rstrip("\n")
-SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
+SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order, without title and default
 _FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
 _ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|</function>\s*\Z|\Z)", re.DOTALL)
 FORM = '{"name": "click", "arguments": {"point_2d": [500, 120]}}'
@@ -99,12 +99,12 @@ def system_prompt(brief: bool, file: Path | None = None, chat: ChatFormat | None
 
 
 def parse(text: str, form: str = FORM) -> Parsed:
-    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. One call must
-    be JSON with a name (appendix A.4) or in tags; else there is an error, which shows `form`. The opening
-    `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
+    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. At least one
+    call must be JSON with a name (appendix A.4) or in tags; else there is an error, which shows `form`. The
+    opening `<think>` may be missing: Qwen3-VL-Thinking's template writes it into the prompt.
 
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls
-    (Call(name='go_back', arguments={}),)
+    (Call(name='go_back', arguments={}, problem=''),)
     """
     before, closed, rest = text.partition("</think>")
     if not closed:

@@ -56,7 +56,7 @@ def _as_list(given: Any) -> Any:
 
 
 def no_fraction(point: Sequence[float]) -> bool:
-    """Return False for a point in shares of the picture: taken for another unit it is its corner."""
+    """Return False for a point in fractions of the picture: read as 0 to 1000 it would be a corner."""
     return max(point) > 1 or all(number % 1 == 0 for number in point)
 
 

@@ -65,7 +65,7 @@ def parse(text: str) -> Parsed:
     """Read the first `<answer>` of a response, or without one all that follows its thoughts; never raises.
 
     >>> parse('<think> the list </think> <answer> do(action="Click", element="3") </answer>').calls
-    (Call(name='Click', arguments={'element': 3}),)
+    (Call(name='Click', arguments={'element': 3}, problem=''),)
     """
     before, answer = split(text)
     thought = before.rpartition("<think>")[2].partition("</think>")[0].strip()

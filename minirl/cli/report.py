@@ -71,7 +71,7 @@ def write_report(run_root: Path) -> Path:
 def for_json(value: Any) -> Any:
     """Return a value for the page's JSON: long texts are cut; NaN and infinity, which JSON lacks, are null.
 
-    >>> for_json({"a": (float("nan"), "x" * 3005)})["a"][1][-23:]
+    >>> for_json({"a": (float("nan"), "x" * 3005)})["a"][1][-21:]
     '… (5 more characters)'
     """
     match value:

@@ -139,7 +139,7 @@ def duplicates(vectors_NE: np.ndarray, threshold: float, n_first: int = 0) -> di
                 if earlier_N[like] >= threshold:
                     stays_N[row] = False
                     removed[row] = (like, float(earlier_N[like]))
-            meter.reach(stop)
+            meter.advance(len(cosines_BN))
     return removed
 
 

@@ -3,7 +3,7 @@
 The default where there is no GPU. Every rank has one, on the trainer's own model if that is whole, or else on
 a copy that `sync` fills. The requests that wait when the last batch is done are decoded together, in one
 thread beside the event loop. The distribution is softmax(logits / temperature) over the vocabulary less the
-suppressed tokens, in float32. By its own seed a request's sample does not depend on its company.
+suppressed tokens, in float32. A request has its own seed, so its sample does not depend on the others.
 Shape suffixes: B requests of a batch, U of them with different prompts, L padded length, V vocabulary.
 """
 
