@@ -64,6 +64,8 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     if unlike:
         say(f"unlike the run: {', '.join(unlike)}")
 
+    # read now: training may have replaced the checkpoint when the episodes end
+    step = state_of(Path(resume.subject_of(config))).get("step", 0)
     ledger = resume.open_ledger(config, tasks, experiment.run, ranks, protocol.rule)
     results = ledger.collect()
     missing = ledger.missing(results, config.retry)
@@ -77,7 +79,7 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     if config.success_within:
         tables.curve(results, config.success_within, protocol)
     if ranks.is_main:
-        record(experiment, ledger.label, score, config.protocol)
+        record(experiment, ledger.label, score, config.protocol, step)
     say(f"results: {ledger.path}\nreport: {experiment.run.report_path}")
     if not score.without_aborted.episodes:  # status 1: a script must not take this for a result
         raise SystemExit(f"eval.py: nothing was measured; the first episode: {results[0].reason}")
@@ -94,20 +96,20 @@ async def attempt(experiment: Experiment, ledger: resume.Ledger, missing: Sequen
             await worker.evaluate(missing, "eval", steps, meter.reach, ledger.add)
 
 
-def record(experiment: Experiment, label: str, score: RateRow, protocol: str) -> None:
-    """Add the numbers, why episodes failed and the phrases of their turns to the folder and its report."""
+def record(experiment: Experiment, label: str, score: RateRow, protocol: str, step: int) -> None:
+    """Add the numbers of the checkpoint of `step`, why episodes failed and the phrases of their turns to the
+    folder and its report."""
     trajectories = experiment.run.load_trajectories(label)
-    checkpoint = resume.subject_of(experiment.config)
     experiment.run.add_eval(
         label,
         success=score.success.rate,
         low=score.success.low,
         high=score.success.high,
         n=score.success.episodes,
-        step=state_of(Path(checkpoint)).get("step", 0),
+        step=step,
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
         blocked=sum(trajectory.stop is Stop.BLOCKED for trajectory in trajectories),
-        checkpoint=checkpoint,
+        checkpoint=resume.subject_of(experiment.config),
         tasks=experiment.config.task.heldout,
         protocol=protocol,
         errors=failures.error_rows(trajectories),

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> None:
     label = partial(labels.label_dumps, world_teacher=world_teacher)
     work = {"label": label, "distil": distill.distil, "score": distill.score_judge}[argv[0]]
     with open_ranks() as ranks:
-        if ranks.world > 1 and argv[0] != "distil":
+        if ranks.world_size > 1 and argv[0] != "distil":
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")
         CONSOLE.quiet = not ranks.is_main
         disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -90,7 +90,7 @@ class Args:
     """Draw all cells into this file, an SVG."""
     out: Path = Path("runs/learning")
     ranks: int = 2
-    flags: str = field(default="")
+    flags: str = ""
     """Further flags for train.py in every cell, separated by blanks: --flags="--steps 2"."""
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from tree import Dims, HybridDims, Lengths, flops, trajectory_rows
+from tree import Dims, HybridDims, Lengths, chains_of, flops, trajectory_rows
 
 from minirl import tree_attention
 from minirl.cli.memory_plan import MODELS, meta_model, plan
@@ -36,7 +36,6 @@ from minirl.config import ModelConfig, SamplerConfig
 from minirl.distributed import Ranks, full_tensor, open_ranks
 from minirl.loss import token_entropies, token_logprobs
 from minirl.model import Preprocessor, is_hybrid, load_model, load_preprocessor
-from minirl.prefix_tree import Forest
 from minirl.recipes import openwebrl_4b
 from minirl.rows import Row, TrajectoryRows
 from minirl.trainer import Trainer
@@ -209,15 +208,6 @@ def loss(here: Here) -> Figures:
     return out | {"log_prob_error": (ours(hidden[:64]).double() - exact).abs().max().item()}
 
 
-def chains_of(rows: Sequence[Row]) -> Tree:
-    forest = Forest()
-    for row in sorted(rows, key=lambda row: -row.shared):
-        forest.add(np.array(row.ids[: row.shared]))
-    for row in rows:
-        forest.add(np.array(row.ids))
-    return tuple(forest.chains)
-
-
 def attention(here: Here) -> Figures:
     """A layer's attention in three trees of 30 turns, forward and backward: each tree's first call, and the
     later ones; how far each kernel is from float32, in a small tree."""
@@ -351,7 +341,7 @@ def layouts(here: Here, trainer: Trainer, rows: list[Row]) -> Figures:
         trainer.config = replace(trainer.config, batch=replace(trainer.config.batch, layout=layout))
         results[layout] = torch.tensor([x for row in trainer._score(trainer.policy, rows) for x in row])
         here.peak_gb()
-        took = here.seconds(lambda: trainer.sft_step(rows, lr=0.0), 1, warm=int(layout == "tree"))
+        took = here.seconds(lambda: trainer.sft_update(rows, lr=0.0), 1, warm=int(layout == "tree"))
         results[layout, "gradient"] = results.pop("gradient")
         rate = row_flops(trainer, rows) / took / 1e12
         peak = here.earlier("ceilings", "tflops")

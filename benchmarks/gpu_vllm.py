@@ -106,7 +106,7 @@ def sampler(here: Here) -> Figures:
         cached = sum(s.cached for s in again)
         of = sum(len(r.prompt.ids) for r in requests)
         sampler.sleep()  # an update beside a waking engine is more than a GPU of 80 GB holds
-        trainer.sft_step(rows, lr=1e-2 if here.small else 1e-4)
+        trainer.sft_update(rows, lr=1e-2 if here.small else 1e-4)
         out["stale_mean"] = gap(trainer, requests, again)[0].abs().mean()
         sync.append(here.seconds(lambda: sampler.sync(trainer.weights()), 1, warm=0))
         before = [s.ids for s in asyncio.run(answered(sampler, greedy))]

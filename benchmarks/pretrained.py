@@ -28,7 +28,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -64,7 +64,7 @@ class Args:
     seeds: tuple[int, ...] = (0, 1)
     out: Path = Path("runs/learning")
     ranks: int = 1
-    flags: str = field(default="")
+    flags: str = ""
     """Further flags for every run, separated by blanks."""
     parts: tuple[str, ...] = ("clone", "rl", "permuted", "on")
     """Which of them to run; the table shows what is there."""

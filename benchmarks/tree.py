@@ -42,9 +42,9 @@ from transformers import (
 from minirl.cli.memory_plan import CHUNK
 from minirl.model import Preprocessor
 from minirl.policy import Policy
-from minirl.prefix_tree import Forest, enable, pack
+from minirl.prefix_tree import enable, lay_out_trunks, pack
 from minirl.rows import Batch, Row, collate
-from minirl.tree_attention import Chain
+from minirl.tree_attention import Chain, Tree
 
 GROUP = 5
 TEXT_ONLY = Preprocessor(None, None, images=None, suppressed=(), end=())  # nothing here is tokenised
@@ -226,16 +226,20 @@ def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
     return layers + 2 * d.hidden_size * d.vocab_size * responses
 
 
+def chains_of(rows: Sequence[Row]) -> Tree:
+    """The chains of all rows in one tree."""
+    keys = [np.array(row.ids) for row in rows]
+    forest = lay_out_trunks(rows, keys)
+    for row_keys in keys:
+        forest.add(row_keys)
+    return tuple(forest.chains)
+
+
 def flop_ratio(dims: Dims, rows: Sequence[Row]) -> float:
     """One row per turn, over all rows in one tree."""
-    forest = Forest()
-    for row in sorted(rows, key=lambda row: -row.shared):  # the longest prefix of a trajectory first
-        forest.add(np.array(row.ids[: row.shared]))
-    for row in rows:
-        forest.add(np.array(row.ids))
     responses = sum(len(row.ids) - row.start for row in rows)
     alone = [Chain(0, len(row.ids)) for row in rows]
-    return flops(dims, alone, responses) / flops(dims, forest.chains, responses)
+    return flops(dims, alone, responses) / flops(dims, chains_of(rows), responses)
 
 
 # --- the report ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 from minirl.config import BrowserConfig
-from minirl.types import Task
+from minirl.types import Json, Task
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.lint import check_fsm
@@ -28,7 +28,6 @@ from minirl.worlds.replay import replay_sites
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks
 
-Json = dict[str, Any]
 ARGUMENTS = ("theme", "seed", "level")  # of make_site
 PAPER = {
     "steps_per_trajectory": 21.9,

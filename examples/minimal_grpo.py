@@ -3,10 +3,9 @@
     python examples/minimal_grpo.py
 
 The agent is a Qwen3-VL of a million parameters, which can read a screenshot and has heard of clicks, but
-knows no task. Here it learns to begin orders ("Order pearl shoes in teal.") in shops that are drawn anew:
-choose one thing on the first page, then others on the next. In each turn it sees a screenshot, and writes a
-thought and calls. The reward is 1 if two or more things are chosen, all as asked for, else 0. At first it
-often clicks twice, or says too early that it is done. All of the algorithm stands here:
+knows no task. Here it learns to begin orders ("Order pearl shoes in teal.") in shops that are drawn anew: one
+thing on the first page, then others on the next. In each turn it sees a screenshot, and writes a thought and
+calls. The reward is 1 if two or more things are chosen, all as asked for, else 0. All of it is here:
 
     1. sample      several episodes of each task from the policy, and keep the log-prob of every token
     2. reward      a program looks at the page
@@ -18,8 +17,10 @@ The package does the same, and more (docs/walk.md). The control, `--permuted`, s
 
 import argparse
 import json
+import os
 import random
 import re
+import shutil
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -31,12 +32,12 @@ from playwright.sync_api import Page, sync_playwright
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from minirl.browser.executable import executable
 from minirl.worlds.render import render  # a shop as one HTML page
 from minirl.worlds.shop import make_shop, make_tasks
 
 BASE = Path(__file__).parents[1] / "minirl/tiny/base"  # the model's weights
-CHROMIUM = executable()  # the one that `make setup` uses
+BROWSERS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "google-chrome")
+CHROMIUM = os.environ.get("MINIRL_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 WIDTH = 480  # of the window, in pixels
 HEIGHT = 360
 TURNS = 2  # of an episode

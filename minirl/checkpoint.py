@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers.utils import cached_file
@@ -73,7 +74,11 @@ class Checkpoints:
             return
         part, future = self.writing
         self.writing = None
-        future.result()
+        try:
+            future.result()
+        except dcp.api.CheckpointException as error:  # whose own first line says nothing
+            cause, _ = next(iter(error.failures.values()))
+            raise OSError(f"{part} can't be written: {cause}") from None
         self._complete(part)
         if self.ranks.is_main:
             prune(self.folder)
@@ -91,7 +96,10 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             trainer.preprocessor.tokenizer.save_pretrained(part)
-            trainer.policy.model.save_pretrained(part, state_dict=weights)
+            try:
+                trainer.policy.model.save_pretrained(part, state_dict=weights)
+            except SafetensorError as error:  # which is no OSError
+                raise OSError(f"{part} can't be written: {error}") from None
             # the files hold the computing type, not the policy's float32
             settings = json.loads((part / "config.json").read_text())
             settings["dtype"] = str(compute_dtype(trainer.config.model, self.ranks.device)).split(".")[1]

@@ -83,5 +83,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     for number, name in enumerate(columns):
         table.add_column(printable(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[printable(cell) for cell in row])
+        table.add_row(*map(printable, row))
     CONSOLE.print(table)

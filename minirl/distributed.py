@@ -29,7 +29,7 @@ class Ranks:
     """This process among its peers."""
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
     store: dist.Store
     side: Any  # a group for collective calls of other threads, which must not mix with training's
@@ -40,16 +40,16 @@ class Ranks:
 
     def all_gather(self, items: list[T]) -> list[T]:
         """Return all ranks' items, rank after rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return items
-        parts: list[Any] = [None] * self.world
+        parts: list[Any] = [None] * self.world_size
         dist.all_gather_object(parts, items)
         return sum(parts, [])
 
     def broadcast(self, value: T) -> T:
         """Return the first rank's value."""
         box = [value]
-        if self.world > 1:
+        if self.world_size > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
@@ -58,13 +58,15 @@ class Ranks:
 
     def share(self, total: int) -> int:
         """Return this rank's part of what all ranks have together, rounded up."""
-        return -(-total // self.world)
+        return -(-total // self.world_size)
 
     def mesh(self, replicas: int) -> DeviceMesh:
         """Return the mesh (replicate, shard) of `replicas` groups of ranks, each with all of the weights."""
-        if self.world % replicas:
-            raise ValueError(f"--optim.replicas {replicas} does not divide the number of ranks, {self.world}")
-        shape = (replicas, self.world // replicas)
+        if self.world_size % replicas:
+            raise ValueError(
+                f"--optim.replicas {replicas} does not divide the number of ranks, {self.world_size}"
+            )
+        shape = (replicas, self.world_size // replicas)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
         return mesh if replicas > 1 else mesh["shard"]
 

@@ -108,7 +108,7 @@ def policy_loss(
     with torch.no_grad():
         is_clipped_N = per_token_N != -ratio_N * advantage_N
         sums = {
-            "tokens": torch.tensor(float(len(ratio_N))),
+            "tokens": counts_N.sum(),
             "ratio": ratio_N.sum(),
             "ratio_max": ratio_N.max() if len(ratio_N) else torch.tensor(0.0),
             "gap": gap_N.abs().sum(),

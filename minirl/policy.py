@@ -75,7 +75,7 @@ def make_policy(
         module.requires_grad_(False)
     if config.batch.layout == "tree":
         prefix_tree.enable(model)
-    if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
+    if ranks.world_size == 1 and dtype == torch.float32 and not config.optim.offload:
         return policy.to(ranks.device).float()
     if config.optim.offload and ranks.device.type != "cuda":
         raise ValueError("--optim.offload moves weights off a GPU; there is none")

@@ -16,14 +16,13 @@ Shape suffixes: L row length.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from minirl import tree_attention, tree_recurrence
-from minirl.model import Encoded, Picture, Preprocessor, image_starts, is_hybrid, padded_inputs
+from minirl.model import Encoded, Picture, Preprocessor, image_starts, is_hybrid, padded_inputs, request_seed
 from minirl.rows import Batch, MicroBatch, Row, encode_row, with_targets
 from minirl.tree_attention import Chain, Range
 from minirl.types import ImageStore
@@ -94,8 +93,7 @@ def image_keys(row: Row, pad: int) -> np.ndarray:
         runs = np.split(pads, gaps + 1)
     assert len(runs) == len(row.images), "every image has one run of pads"
     for places, name in zip(runs, row.images, strict=True):
-        digest = sha256(name.encode()).digest()
-        keys[places] = -1 - (int.from_bytes(digest[:8], "big") >> 1)
+        keys[places] = -1 - request_seed(name)
     return keys
 
 

@@ -182,7 +182,7 @@ class RolloutWorker:
             episodes = await self.group(stream[places[n]], step, places[n], self.config.max_steps(step))
             return episodes, self.qualified(episodes) is not None
 
-        episodes, n_in_order, submitted = await self._share(
+        episodes, n_in_order, submitted = await self._run_queue(
             start, config.groups, max_tasks, max_concurrent, config.dynamic, tick
         )
         for line in self.hosts.agree(self.ranks):
@@ -219,10 +219,10 @@ class RolloutWorker:
 
         n_all = len(places)
         # one more than there are slots: browsers have work while a judge is asked
-        finished, _, _ = await self._share(start, n_all, n_all, self.share + 1, False, tick)
+        finished, _, _ = await self._run_queue(start, n_all, n_all, self.share + 1, False, tick)
         return [finished[n] for n in range(n_all)]
 
-    async def _share(
+    async def _run_queue(
         self,
         start: Callable[[int], Coroutine[Any, Any, tuple[Any, bool]]],
         target: int,

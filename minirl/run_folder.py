@@ -65,7 +65,7 @@ def write_lines(path: Path, records: Iterable[Fields]) -> None:
 
 
 def save_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    write_lines(path, [asdict(task) for task in tasks])
+    write_lines(path, map(asdict, tasks))
 
 
 def append_line(path: Path, record: Fields) -> None:
@@ -219,7 +219,7 @@ class Run:
     def save_trajectories(self, label: str, trajectories: Iterable[Trajectory]) -> None:
         """Save trajectories as one dump, a line each."""
         if self.records:
-            write_lines(self.trajectory_path(label), [to_record(trajectory) for trajectory in trajectories])
+            write_lines(self.trajectory_path(label), map(to_record, trajectories))
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
         """Append one trajectory, which outlives a killed process. All ranks may append."""

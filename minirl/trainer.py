@@ -29,7 +29,7 @@ from minirl.policy import Policy, make_policy
 from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
 
-MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
+MAX_BAD_UPDATES = 3  # consecutive updates without a finite gradient before training gives up
 MAX_MISMATCH = 0.3  # nats a token between sampler and trainer, in the mean, on the same weights (docs/gpu.md)
 VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the validation split
 # The metrics that are means over tokens, and the sums that they are made of
@@ -54,7 +54,7 @@ class Trainer:
     images: ImageStore
     ranks: Ranks
     reference: Policy | None = None
-    bad_steps: int = 0
+    bad_updates: int = 0
 
     def __post_init__(self) -> None:
         self.policy = make_policy(self.load(), self.preprocessor, self.config, self.ranks)
@@ -64,9 +64,7 @@ class Trainer:
     @cached_property
     def optimizer(self) -> torch.optim.AdamW:
         """Return AdamW, made when it is first needed: evaluation has no use for moments."""
-        optim = self.config.optim
-        options = {"weight_decay": optim.weight_decay, "fused": True}
-        adam = torch.optim.AdamW(self.trained, optim.lr, optim.betas, **options)
+        adam = torch.optim.AdamW(self.trained, fused=True)  # `_step` sets rate, betas and decay
         # moments from the start, so that any checkpoint can be loaded
         for weight in self.trained:
             adam.state[weight] = {
@@ -123,16 +121,16 @@ class Trainer:
             epochs.append([self._share(weighted(minibatch, config.loss, sizes)) for minibatch in chosen])
         batches = self._batches([part for shares in epochs for share in shares for part in share])
         same_weights = not config.replay and not config.rollout.delay
-        steps = []
+        updates = []
         for shares in epochs:
             for share in shares:
-                steps.append(self._step(batches, len(share), lr))
-                mismatch = step_metrics(steps)["mismatch_mean"]  # of the first one
+                updates.append(self._update_once(batches, len(share), lr))
+                mismatch = step_metrics(updates)["mismatch_mean"]  # of the first one
                 if mismatch > MAX_MISMATCH and same_weights:
                     problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
                     raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
             tick()
-        return step_metrics(steps) | {"lr": lr}
+        return step_metrics(updates) | {"lr": lr}
 
     def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
         """Return the trajectories with the reference's log-probs, if the loss has a KL term."""
@@ -179,7 +177,7 @@ class Trainer:
         for update, batch in enumerate(batches, start=1):
             rows = [row for example in batch for row in example.rows]
             lr = self.rate * sft.lr * cosine(update - 1, len(batches), sft.warmup)
-            metrics = {"loss": self.sft_step(rows, lr)}
+            metrics = {"loss": self.sft_update(rows, lr)}
             is_due = update % VALIDATION_UPDATES == 0 or update == len(batches)
             if validation and is_due:
                 scores = self._score(self.policy, validation, temperature=1.0)
@@ -195,15 +193,15 @@ class Trainer:
                 for weight, best in zip(self.trained, best_weights, strict=True):
                     weight.copy_(best)
 
-    def sft_step(self, rows: Sequence[Row], lr: float) -> float:
+    def sft_update(self, rows: Sequence[Row], lr: float) -> float:
         """Make one update that clones the rows' responses; return the loss per response token."""
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
         imitated = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
         share = self._share(imitated)
-        return self._step(self._batches(share), len(share), lr, cloning=True)["loss"]
+        return self._update_once(self._batches(share), len(share), lr, cloning=True)["loss"]
 
-    def _step(self, batches: Iterator[Batch], count: int, lr: float, cloning: bool = False) -> Metrics:
+    def _update_once(self, batches: Iterator[Batch], count: int, lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on the next `count` forward passes, a minibatch; return its loss, gradient
         norm and metric sums, equal on all ranks. Without a finite gradient it changes nothing; ValueError
         after several in a row."""
@@ -214,19 +212,18 @@ class Trainer:
         totals = add_up(self.ranks.all_gather(passes))
         # requires_grad can't change once a weight is sharded
         if cloning and self.config.model.freeze_vision == "sft" and self.preprocessor.images:
-            for weight in self.policy.model.model.visual.parameters():
-                weight.grad = None
+            self.policy.model.model.visual.zero_grad()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), optim.grad_clip)
         totals["grad_norm"] = full_tensor(grad_norm).item()
         if is_finite(totals):
-            self.bad_steps = 0
+            self.bad_updates = 0
             self.optimizer.param_groups[0].update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
             self.optimizer.step()
         else:
-            self.bad_steps += 1
-            if self.bad_steps >= MAX_BAD_STEPS:
+            self.bad_updates += 1
+            if self.bad_updates >= MAX_BAD_UPDATES:
                 raise ValueError(
-                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr, or --sft.lr"
+                    f"{MAX_BAD_UPDATES} updates in a row had no finite gradient: lower --optim.lr or --sft.lr"
                 )
         self.optimizer.zero_grad(set_to_none=True)  # rollouts have their memory
         release_memory()
@@ -246,7 +243,7 @@ class Trainer:
             sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
             if config.method == "grpo":
                 loss = surrogate
-        (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
+        (loss * self.ranks.world_size).backward()  # FSDP averages over ranks, and this is a sum
         sums["loss"] = loss.detach()
         return {name: float(value) for name, value in sums.items()}
 
@@ -257,7 +254,7 @@ class Trainer:
         cut = per_turn.micro_batches
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
-        shares = balance(rows, budget, self.ranks.world, cut)
+        shares = balance(rows, budget, self.ranks.world_size, cut)
         share = [part.rows for part in shares[self.ranks.rank]]
         # a rank with fewer passes makes empty ones: FSDP waits for every rank in every module
         longest = max(len(parts) for parts in shares)
@@ -316,16 +313,16 @@ def cores() -> int:
     return max(1, available // ranks)
 
 
-def step_metrics(steps: Sequence[Metrics]) -> Metrics:
+def step_metrics(updates: Sequence[Metrics]) -> Metrics:
     """Return the metrics of a step from those of its updates."""
-    totals = add_up(steps)
-    first = steps[0]  # whose policy is still the one that was sampled from
+    totals = add_up(updates)
+    first = updates[0]  # whose policy is still the one that was sampled from
     metrics = {
-        "loss": totals["loss"] / len(steps),
-        "grad_norm": totals["grad_norm"] / len(steps),
+        "loss": totals["loss"] / len(updates),
+        "grad_norm": totals["grad_norm"] / len(updates),
         "ratio_max": totals["ratio_max"],
-        "updates": len(steps),
-        "skipped": sum(not is_finite(step) for step in steps),
+        "updates": len(updates),
+        "skipped": sum(not is_finite(update) for update in updates),
         "mismatch_mean": first["gap"] / first["tokens"],
         "mismatch_max": first["gap_max"],
     }

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkp
     running.finish()
 
     resumed = new_checkpoints()
-    resumed.trainer.sft_step(rows_of(groups), lr=1e-2)  # whatever it was before
+    resumed.trainer.sft_update(rows_of(groups), lr=1e-2)  # whatever it was before
     assert resumed.resume() == {"step": 1, "cursor": 7, "best": 0.25}
     learn(resumed.trainer, groups, 1)
     assert equal(weights(resumed.trainer), weights(running.trainer))
@@ -303,6 +304,27 @@ def test_an_interrupted_save_leaves_the_one_before_and_a_whole_one_replaces_it(s
     here.finish()
     assert here.load(here.folder / "step_00002") == {"step": 2, "again": True}
     assert sorted(path.name for path in here.folder.iterdir()) == ["step_00001", "step_00002"]
+
+
+def test_a_full_disk_is_told_in_one_line(new_checkpoints):
+    """Of the weights, and of the shards, which are written beside the next step."""
+    here = new_checkpoints()
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = (200_000, usual[1])  # bytes a file: a tokenizer fits
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, full)
+        with pytest.raises(OSError, match=r"step_00001.part can't be written: .*File too large"):
+            here.save("step_00001", {"step": 1})
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        part = here._export("step_00002", {"step": 2})
+        here._export = lambda name, state: part
+        resource.setrlimit(resource.RLIMIT_FSIZE, full)
+        here.save("step_00002", {"step": 2})
+        with pytest.raises(OSError, match=r"step_00002.part can't be written: .*File too large"):
+            here.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert names(here.folder) == []
 
 
 def test_prune_keeps_the_newest_two_and_what_is_no_rl_checkpoint(tmp_path):

@@ -65,7 +65,7 @@ def two_steps(ranks: Ranks, path: Path, loss: str, settings: dict, few: bool) ->
     groups = make_groups(trainer.preprocessor)
     if few:  # one episode of one turn, without a screenshot: nothing for a second rank
         groups = [group_of(blind(groups[1])[:1], 1.0)]
-    trainer.sft_step(rows_of(groups), lr=2e-4)
+    trainer.sft_update(rows_of(groups), lr=2e-4)
     trainer.reset_optimizer()
     trainer.keep_reference()
     metrics = [learn(trainer, groups, seed) for seed in range(2)]
@@ -265,7 +265,7 @@ class Stage:
     def __init__(self, ranks: Ranks, seed: int, config: Config | None = None):
         self.random, self.ran = random.Random(f"{seed} {ranks.rank}"), []
         rollout = RolloutConfig(group=2, groups=6, max_steps=(5,))
-        browser = BrowserConfig(episodes=4 * ranks.world)
+        browser = BrowserConfig(episodes=4 * ranks.world_size)
         config = config or replace(tiny(), rollout=rollout, browser=browser)
         self.failure = ""
         self.tasks = [self[n] for n in range(len(PLANS))]

@@ -50,7 +50,7 @@ def gradients(trainer: Trainer, rows: list[Row]) -> dict[str, torch.Tensor]:
         found.update({name: weight.grad.clone() for name, weight in named.items() if weight.grad is not None})
 
     trainer.optimizer.register_step_pre_hook(note)
-    trainer.sft_step(rows, lr=1e-3)
+    trainer.sft_update(rows, lr=1e-3)
     return found
 
 
@@ -91,7 +91,7 @@ def test_what_is_adapted_and_what_is_trained(new_trainer, groups):
         assert weight.abs().max() <= weight.shape[1] ** -0.5 or name.endswith("lora_B")
     assert len(trainer.optimizer.state) == len(found)
     taught(trainer, groups)
-    trainer.sft_step(rows_of(groups), lr=1e-3)
+    trainer.sft_update(rows_of(groups), lr=1e-3)
     assert equal(base(trainer), before)
     assert trainer.optimizer.param_groups[0]["lr"] == 1e-3
 
@@ -261,7 +261,7 @@ def test_a_resumed_run_goes_on_as_if_never_interrupted(new_trainer, groups, tmp_
     assert {name.rpartition(".")[2] for name in shard} == {"lora_A", "lora_B"} and len(shard) == 4 * 28
 
     resumed = make()
-    resumed.trainer.sft_step(rows_of(groups), lr=1e-2)  # whatever it was before
+    resumed.trainer.sft_update(rows_of(groups), lr=1e-2)  # whatever it was before
     resumed.start_from(tmp_path / "sft")
     resumed.trainer.reset_optimizer()
     assert resumed.resume() == {"step": 1}

@@ -104,9 +104,9 @@ def test_what_a_machine_cannot_do_is_refused(tiny_folder, ranks):
 
 def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
     trainer, epochs = new_trainer(epochs=3, minibatch_turns=6), [[]]
-    share, update, cut = trainer._share, trainer._step, []
+    share, update, cut = trainer._share, trainer._update_once, []
     trainer._share = lambda rows: cut.append(rows) or share(rows)
-    trainer._step = lambda *given: epochs[-1].append(cut.pop(0)) or update(*given)
+    trainer._update_once = lambda *given: epochs[-1].append(cut.pop(0)) or update(*given)
     updates = [learn(trainer, groups, step, lambda: epochs.append([]))["updates"] for step in (5, 6)]
     assert epochs.pop() == []  # one tick behind every epoch
     assert len(epochs) == 6 and sum(updates) == sum(map(len, epochs)) > 6
@@ -122,8 +122,8 @@ def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups
         trainer = new_trainer(micro_tokens=micro_tokens, layout=layout)
         trainer.policy.temperature = 1.0
         expected = -torch.cat(scored(trainer, rows)).mean().item()
-        assert trainer.sft_step(rows, lr=1e-3) == pytest.approx(expected, abs=1e-5)
-        assert trainer.sft_step(rows, lr=1e-3) < expected
+        assert trainer.sft_update(rows, lr=1e-3) == pytest.approx(expected, abs=1e-5)
+        assert trainer.sft_update(rows, lr=1e-3) < expected
 
 
 def test_imitation_is_at_temperature_1_whatever_is_sampled_at(new_trainer, groups):
@@ -134,7 +134,7 @@ def test_imitation_is_at_temperature_1_whatever_is_sampled_at(new_trainer, group
         sampler = replace(trainer.config.sampler, temperature=temperature)
         trainer.config = replace(trainer.config, sampler=sampler)
         metrics = learn(trainer, groups)
-        losses[temperature] = metrics["entropy"], trainer.sft_step(rows_of(groups), lr=0.0)
+        losses[temperature] = metrics["entropy"], trainer.sft_update(rows_of(groups), lr=0.0)
     assert losses[0.5][1] == pytest.approx(losses[1.0][1], abs=1e-6)
     assert losses[0.5][0] < losses[1.0][0] - 1e-3, "the temperature was not used at all"
 
@@ -145,8 +145,8 @@ def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_tr
     batches = cloning_batches(examples, sft, seed=7)
     assert len(batches) > 4
     trainer, made = new_trainer(sft={**vars(sft), "max_steps": 4}), []
-    plain = trainer.sft_step
-    monkeypatch.setattr(trainer, "sft_step", lambda rows, lr: made.append((rows, lr)) or plain(rows, lr))
+    plain = trainer.sft_update
+    monkeypatch.setattr(trainer, "sft_update", lambda rows, lr: made.append((rows, lr)) or plain(rows, lr))
     losses = [found["loss"] for found in trainer.clone(examples, seed=7)]
     assert [rows for rows, _ in made] == [[r for e in batch for r in e.rows] for batch in batches[:4]]
     assert [lr for _, lr in made] == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.5e-3])
@@ -164,7 +164,7 @@ def test_cloning_ends_with_the_weights_that_explain_best_what_was_held_back(new_
     sampler = replace(trainer.config.sampler, temperature=0.5)  # at which no loss is measured
     trainer.config = replace(trainer.config, sampler=sampler)
     held = [row for example in examples[:2] for row in example.rows]
-    by_hand, plain = [], trainer.sft_step
+    by_hand, plain = [], trainer.sft_update
     rates = iter([1e-3, 1e-3, 1e-3, 1e-3, -4e-3])
 
     def step(rows, lr):
@@ -173,7 +173,7 @@ def test_cloning_ends_with_the_weights_that_explain_best_what_was_held_back(new_
         made.append(weights(trainer))
         return loss
 
-    monkeypatch.setattr(trainer, "sft_step", step)
+    monkeypatch.setattr(trainer, "sft_update", step)
     monkeypatch.setattr("minirl.trainer.VALIDATION_UPDATES", 2)
     found = list(trainer.clone(examples, seed=7))
     looked = {n: one["validation"] for n, one in enumerate(found, 1) if "validation" in one}
@@ -190,7 +190,7 @@ def test_cloning_has_an_optimizer_of_its_own_and_reinforcement_gets_its_own_back
     trainer = new_trainer(lr=1e-3, optim={"grad_clip": 0.1}, sft=sft)
     before, named = weights(trainer), dict(trainer.policy.model.named_parameters())
     gradients = gradients_of(trainer)
-    trainer.sft_step(rows_of(groups), lr=1e-4)
+    trainer.sft_update(rows_of(groups), lr=1e-4)
     cloned = {name: gradient.clone() for name, gradient in gradients.items()}
     assert sum((g**2).sum().item() for g in cloned.values()) ** 0.5 == pytest.approx(1e-3, rel=1e-2)
     after, moments = weights(trainer), {name: trainer.optimizer.state[w] for name, w in named.items()}
@@ -214,7 +214,7 @@ def test_a_vision_tower_that_is_frozen_in_cloning_learns_by_reinforcement(new_tr
     trainer = new_trainer(model={"freeze_vision": frozen}, sft={"weight_decay": 0.4})
     start, named = weights(trainer), dict(trainer.policy.model.named_parameters())
     tower = {name for name in start if ".visual." in name}
-    trainer.sft_step(rows_of(groups), lr=1e-3)
+    trainer.sft_update(rows_of(groups), lr=1e-3)
     cloned = weights(trainer)
     assert ({name for name in start if torch.equal(start[name], cloned[name])} == tower) == (frozen == "sft")
     assert any(trainer.optimizer.state[named[name]]["exp_avg"].any() for name in tower) != (frozen == "sft")
@@ -232,12 +232,12 @@ def test_the_lowest_layers_and_the_embeddings_stay_as_they_are(preprocessor, ran
     usual = make_trainer(path, ranks, sft={"grad_clip": 1e9})
     trainer = make_trainer(path, ranks, model={"freeze": 1}, sft={"grad_clip": 1e9, "weight_decay": 0.4})
     start, free, held = weights(usual), gradients_of(usual), gradients_of(trainer)
-    assert usual.sft_step(rows, lr=1e-3) == pytest.approx(trainer.sft_step(rows, lr=1e-3))
+    assert usual.sft_update(rows, lr=1e-3) == pytest.approx(trainer.sft_update(rows, lr=1e-3))
     still = {name for name in start if "embed_tokens" in name or "layers.0." in name}
     assert held.keys() == start.keys() - still and len(still) == 10
     torch.testing.assert_close(held, {name: free[name] for name in held}, atol=1e-7, rtol=1e-5)
     share = trainer._share(weighted([TrajectoryRows(0, tuple(rows))], LossConfig(), {0: 1}))
-    trainer._step(trainer._batches(share), len(share), 1e-3)
+    trainer._update_once(trainer._batches(share), len(share), 1e-3)
     after = weights(trainer)
     assert {name for name in start if torch.equal(start[name], after[name])} == still
     assert len(trainer.optimizer.param_groups[0]["params"]) == len(start) - 10
@@ -266,7 +266,7 @@ def test_a_text_model_has_nothing_to_freeze(preprocessor, ranks, groups, tmp_pat
     rows = [replace(row, images=()) for row in rows_of(groups) if not row.images]
     losses = set()
     for frozen in ("never", "sft", "always"):
-        losses.add(make_trainer(text, ranks, model={"freeze_vision": frozen}).sft_step(rows, lr=1e-3))
+        losses.add(make_trainer(text, ranks, model={"freeze_vision": frozen}).sft_update(rows, lr=1e-3))
     assert len(losses) == 1
 
 
@@ -308,8 +308,8 @@ def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
     trainer.config = replace(trainer.config, replay=None)
     assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
     trainer.config = replace(trainer.config, batch=replace(trainer.config.batch, epochs=3))
-    step, steps = trainer._step, []
-    trainer._step = lambda *given: steps.append(given) or step(*given)
+    step, steps = trainer._update_once, []
+    trainer._update_once = lambda *given: steps.append(given) or step(*given)
     with pytest.raises(
         ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
     ):
@@ -322,10 +322,10 @@ def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(
     trainer = new_trainer(lr=1e-2, loss=LossConfig(kl=0.1), epochs=2)
     trainer.config = replace(trainer.config, sampler=replace(trainer.config.sampler, temperature=0.5))
     trainer.keep_reference()
-    trainer.sft_step(rows_of(groups), lr=1e-2)
+    trainer.sft_update(rows_of(groups), lr=1e-2)
     trainer.keep_reference()
-    steps, update = [], trainer._step
-    trainer._step = lambda *rest: steps.append(update(*rest)) or steps[-1]
+    steps, update = [], trainer._update_once
+    trainer._update_once = lambda *rest: steps.append(update(*rest)) or steps[-1]
     learn(trainer, groups)
     first, second = (step["kl"] / step["tokens"] for step in steps)
     assert first == pytest.approx(0, abs=1e-6) and second > 1e-3
@@ -335,14 +335,14 @@ def test_the_largest_ratio_is_that_of_all_updates(new_trainer, groups):
     """By hand, before each of them: on policy that of the first is 1."""
     trainer = new_trainer(lr=1e-2, epochs=3)
     groups = on_policy(trainer, groups)
-    rows, ratios, update = rows_of(groups), [], trainer._step
+    rows, ratios, update = rows_of(groups), [], trainer._update_once
 
     def step(*rest):
         gaps = [new - torch.tensor(row.old) for row, new in zip(rows, scored(trainer, rows), strict=True)]
         ratios.append(torch.cat(gaps).max().exp().item())
         return update(*rest)
 
-    trainer._step = step
+    trainer._update_once = step
     assert learn(trainer, groups)["ratio_max"] == pytest.approx(max(ratios), rel=1e-3)
     assert ratios[0] == pytest.approx(1, abs=1e-3) and max(ratios) > 1.1
 

@@ -191,7 +191,7 @@ class Optimizer:
 
     def step(self, rate: float) -> None:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        mean = nn.utils.parameters_to_vector(gradients) / self.ranks.world
+        mean = nn.utils.parameters_to_vector(gradients) / self.ranks.world_size
         dist.all_reduce(mean)
         nn.utils.vector_to_parameters(mean, gradients)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -218,7 +218,7 @@ def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
     curve = []
     start = time.monotonic()
     for stage, n_examples in teacher.stages.items():
-        source = batches(teacher.draw(stage, rng), BATCH // ranks.world, order)
+        source = batches(teacher.draw(stage, rng), BATCH // ranks.world_size, order)
         updates = n_examples // BATCH
         with progress(f"teaching: {stage}", updates) as meter:
             for k in range(1, updates + 1):
@@ -255,8 +255,8 @@ def make_base_model(recipe: Recipe, out: Path, curve: Path, seed: int) -> None:
     with open_ranks() as ranks:
         torch.set_num_threads(1)  # more were no faster
         CONSOLE.quiet = not ranks.is_main
-        train = shops_named(TRAIN_SHOPS)[ranks.rank :: ranks.world]
-        test = shops_named(TEST_SHOPS)[ranks.rank :: ranks.world]
+        train = shops_named(TRAIN_SHOPS)[ranks.rank :: ranks.world_size]
+        test = shops_named(TEST_SHOPS)[ranks.rank :: ranks.world_size]
         pages = asyncio.run(look(train + test, recipe.config, recipe.make_page))
         train_pages = pages[: len(train)]
         test_pages = pages[len(train) :]

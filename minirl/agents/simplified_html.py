@@ -171,7 +171,7 @@ def _short(text: str | None) -> str:
 
 def _touches(box: str, window: tuple[int, int]) -> bool:
     try:
-        left, top, width, height = [float(number) for number in box.split(",")]
+        left, top, width, height = map(float, box.split(","))
     except ValueError:
         return False
     return left <= window[0] and top <= window[1] and left + width >= 0 and top + height >= 0

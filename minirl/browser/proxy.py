@@ -30,7 +30,6 @@ class Proxy:
 
     def __init__(self, guard: Guard):
         self.guard = guard
-        self.address = ""
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:

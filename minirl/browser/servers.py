@@ -60,15 +60,15 @@ Slots = asyncio.Queue[Slot]  # those that are free
 
 
 def read_slots(path: Path, episodes: int, ranks: "Ranks") -> Slots:
-    """Return this rank's share of a file's slots: every `ranks.world`-th. ValueError if something is wrong
-    with them, or if a rank would run more episodes at a time than it has slots."""
+    """Return this rank's share of a file's slots, every `ranks.world_size`-th. ValueError if something is
+    wrong with them, or if a rank would run more episodes at a time than it has slots."""
     slots = read_as(path.read_bytes(), TypeAdapter(list[Slot]), f"--task.servers {path} can't be used")
-    per_rank = len(slots) // ranks.world
+    per_rank = len(slots) // ranks.world_size
     if per_rank < ranks.share(episodes):
-        limit = per_rank * ranks.world
+        limit = per_rank * ranks.world_size
         raise ValueError(f"--task.servers {path}: give --browser.episodes {limit} or more slots")
     free = Slots()
-    for slot in slots[ranks.rank :: ranks.world]:
+    for slot in slots[ranks.rank :: ranks.world_size]:
         free.put_nowait(slot)
     return free
 

@@ -217,23 +217,25 @@ def save(experiment: Experiment, state: State) -> None:
 @contextmanager
 def saving(experiment: Experiment, state: State) -> Iterator[None]:
     """Save the last step when the block ends, and as far as possible when it is interrupted."""
+
+    def complete() -> None:
+        save(experiment, state)
+        experiment.checkpoints.finish()
+
     try:
         yield
     except asyncio.CancelledError:  # Ctrl-C; it arrives between two updates, so the weights are whole
-        if experiment.ranks.world == 1:  # several ranks were not stopped at the same place
-            save(experiment, state)
-            experiment.checkpoints.finish()
+        if experiment.ranks.world_size == 1:  # several ranks were not stopped at the same place
+            complete()
         experiment.log.close()
         say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
         raise
     except RunEnds as end:
-        save(experiment, state)
-        experiment.checkpoints.finish()
+        complete()
         if not state["step"]:
             raise
         raise RunEnds(f"{end}; --resume goes on after step {state['step']}") from None
-    save(experiment, state)
-    experiment.checkpoints.finish()
+    complete()
 
 
 def finish(experiment: Experiment) -> None:

@@ -97,7 +97,7 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     async with open_judge(config, ranks, run.images) as judge:
         verdicts = await ask_all(judge, heldout)
     pairs = [pair_of(labelled, verdict) for labelled, verdict in zip(heldout, verdicts, strict=True)]
-    write_lines(run.root / "scores" / f"{name.replace('/', '_')}.jsonl", [vars(pair) for pair in pairs])
+    write_lines(run.root / "scores" / f"{name.replace('/', '_')}.jsonl", map(vars, pairs))
     always = [replace(pair, verdict=True) for pair in pairs]
     never = [replace(pair, verdict=False) for pair in pairs]
     show({"always SUCCESS": score(always), "always NOT SUCCESS": score(never), name: score(pairs)})

@@ -80,7 +80,7 @@ async def label_all(config: JudgeScriptConfig, judge_run: Run, teacher: Judge) -
     for run, dump in dumps_of(config):
         unlabelled = []
         for trajectory in run.load_trajectories(dump):
-            if not needs_verdict(trajectory, config.reward.format):
+            if not needs_verdict(trajectory, config.reward.format, config.reward):
                 counts["decided by the gates"] += 1
             elif fingerprint(trajectory) in labelled:
                 counts["labelled before"] += 1

@@ -151,7 +151,11 @@ class Endpoint:
             problem = f"sent what is no chat completion ({first_line(error)}): {body[:200]!r}"
             raise EndpointError(f"{self.config.url} {problem}") from None
         usage = answer.usage or Usage()
-        self._charge(usage)
+        prompt_price, response_price = self.config.price
+        dollars = (usage.prompt_tokens * prompt_price + usage.completion_tokens * response_price) / 1e6
+        self.usage.update(prompt_tokens=usage.prompt_tokens, response_tokens=usage.completion_tokens)
+        self.dollars += dollars
+        charge(dollars)
         message = choice.message
         finish = choice.finish_reason
         if message.refusal or finish == "content_filter":  # it is paid for too
@@ -165,13 +169,6 @@ class Endpoint:
             reasoning=message.reasoning_content or message.reasoning or "",
             usage=usage,
         )
-
-    def _charge(self, usage: Usage) -> None:
-        prompt_price, response_price = self.config.price
-        dollars = (usage.prompt_tokens * prompt_price + usage.completion_tokens * response_price) / 1e6
-        self.usage.update(prompt_tokens=usage.prompt_tokens, response_tokens=usage.completion_tokens)
-        self.dollars += dollars
-        charge(dollars)
 
 
 @asynccontextmanager

@@ -79,7 +79,7 @@ class HfSampler:
 
     def close(self) -> None:
         """End the thread, and the requests that wait for it."""
-        self.thread.shutdown(wait=True, cancel_futures=True)
+        self.thread.shutdown(cancel_futures=True)
 
     async def _pump(self) -> None:
         """Decode batch after batch until no request waits: the oldest with those nearest to it in length, as

@@ -103,7 +103,7 @@ def make(
     folders = []
     names = []
     if sites:
-        names = tomllib.loads(sites.read_text("utf-8"))["sites"]
+        names = tomllib.loads(sites.read_text("utf-8")).get("sites", [])
         folders = [out] * len(names)
     for n in range(0 if sites else count):
         # one of each level for training, then one of each held out ...
@@ -111,6 +111,8 @@ def make(
         later = seed + n // math.lcm(len(levels), len(themes))
         folders.append(out / split)
         names.append(f"{themes[n % len(themes)]}-{levels[n % len(levels)]}-{later}")
+    if not names:
+        raise ValueError("no site to make: --count 1, or a file whose `sites` names some")
     rows = []
     with progress("making sites", len(names)) as meter:
         for n, name in enumerate(names):

@@ -247,10 +247,12 @@ def sites_of(tasks: Iterable[Task]) -> list[Site]:
     """Return the sites of tasks, by numbers, then names. ValueError if one that a task names is missing."""
     tasks = list(tasks)
     sites: list[Site] = [*shops_of(tasks)]
-    task_ids = {str(task.meta["folder"]): task.id for task in tasks if "folder" in task.meta}
-    for folder, id in sorted(task_ids.items()):
+    tasks_by_folder = {str(task.meta["folder"]): task for task in tasks if "folder" in task.meta}
+    for folder, task in sorted(tasks_by_folder.items()):
         if not (Path(folder) / "fsm.json").is_file():
-            raise ValueError(f"task {id}: there is no site in {folder}; make it again")
+            raise ValueError(f"task {task.id}: there is no site in {folder}; make it again")
+        if task.host != f"{name_of(Path(folder))}.test":
+            raise ValueError(f"task {task.id} is on {task.host}: {folder} must have its name")
         sites.append(Path(folder))
     return sites
 

@@ -120,6 +120,8 @@ async def replay_sites(
     sites = {world.name: world for world in worlds}
 
     async def visit(task: Task) -> Replay:
+        if task.meta["world"] not in sites:  # a folder with another name
+            return Replay(task, reason="its site is not among these")
         try:
             policy = Recorder(sites[task.meta["world"]], task, harness, has_pictures)
         except ValueError as problem:

@@ -173,13 +173,13 @@ async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajecto
 
     async def solve_in_browser(task: Task) -> Trajectory:
         demo = await worker.episode(task, 0, scripted_policy(task, worker), worker.config.eval.max_steps)
-        meter.advance(ranks.world)
+        meter.advance(ranks.world_size)
         if not demo.success:
             say(f"demonstration {task.id} dropped: {demo.stop.value} {demo.error}")
         return demo
 
     with progress("recording demonstrations", len(tasks)) as meter:
-        trajectories = await asyncio.gather(*map(solve_in_browser, tasks[ranks.rank :: ranks.world]))
+        trajectories = await asyncio.gather(*map(solve_in_browser, tasks[ranks.rank :: ranks.world_size]))
     successes = ranks.all_gather([one for one in trajectories if one.success])
     by_task = {one.task.id: one for one in successes}
     return [by_task[task.id] for task in tasks if task.id in by_task]

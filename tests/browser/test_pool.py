@@ -138,7 +138,7 @@ async def test_a_ranks_pool_knows_of_the_episodes_before_it(preprocessor, tmp_pa
     monkeypatch.setattr("minirl.browser.pool.BrowserPool", pool)
     config = tiny()
     config = replace(config, browser=replace(config.browser, episodes=11))
-    tasks, third = load_source("shops:1-1", 1, config), replace(alone(), rank=2, world=3)
+    tasks, third = load_source("shops:1-1", 1, config), replace(alone(), rank=2, world_size=3)
     experiment = Experiment(config, Run(tmp_path), None, TaskSets(tasks, [], []), preprocessor, third, None)
     with pytest.raises(RunEnds, match="a pool behind 8 episodes"):  # 4 of each rank before
         async with experiment.worker():

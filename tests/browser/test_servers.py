@@ -119,7 +119,7 @@ def test_ranks_share_a_files_slots(tmp_path, monkeypatch):
     file = written(tmp_path, slots)
     hosts = []
     for rank in range(2):
-        share = read_slots(file, 4, replace(alone(), rank=rank, world=2))
+        share = read_slots(file, 4, replace(alone(), rank=rank, world_size=2))
         hosts.append([share.get_nowait().places["shop.test", 7770][0] for _ in range(share.qsize())])
     assert hosts == [["10.0.0.0", "10.0.0.2"], ["10.0.0.1", "10.0.0.3"]]
 
@@ -136,7 +136,7 @@ def test_ranks_share_a_files_slots(tmp_path, monkeypatch):
 def test_what_is_wrong_with_a_file_of_slots_is_told(tmp_path, monkeypatch, slots, world, problem):
     monkeypatch.setenv("SHOPPING", "http://shop.test:7770")
     with pytest.raises(ValueError, match=problem):
-        read_slots(written(tmp_path, slots), 2 * world, replace(alone(), world=world))
+        read_slots(written(tmp_path, slots), 2 * world, replace(alone(), world_size=world))
 
 
 async def test_two_episodes_at_one_address_are_on_servers_of_their_own(worlds, monkeypatch):

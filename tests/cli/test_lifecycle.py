@@ -116,7 +116,7 @@ def test_a_delayed_run_is_pruned_at_its_end(experiment):
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_interrupted_rank_saves_if_it_is_alone(experiment, capsys, world):
     """Several ranks are not stopped at the same place, so that what they hold does not fit together."""
-    experiment.ranks = replace(alone(), world=world)
+    experiment.ranks = replace(alone(), world_size=world)
     with pytest.raises(asyncio.CancelledError), lifecycle.saving(experiment, {"step": 3}):
         raise asyncio.CancelledError
     whole = [call.save("step_00003", {"step": 3}), call.finish()]

@@ -82,6 +82,25 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, t
     assert resolve("--model.path", "some/folder").task == own, "others are measured on the same"
 
 
+def test_an_evaluation_beside_a_training_is_of_the_step_that_it_read(
+    eval_script, tmp_path, tiny_folder, monkeypatch
+):
+    checkpoint = shutil.copytree(tiny_folder, tmp_path / "run" / "checkpoints" / "step_00004")
+    (checkpoint / "state.json").write_text('{"step": 4}')
+    attempt = eval_script.attempt
+
+    async def attempted(*args) -> None:
+        await attempt(*args)
+        shutil.rmtree(checkpoint)  # training has written two newer ones meanwhile
+
+    monkeypatch.setattr(eval_script, "attempt", attempted)
+    flags = ["--name", str(tmp_path / "run"), "--task.train", "shops:600-601", "--eval.episodes", "1"]
+    flags += ["--eval.max-steps", "1", "--eval.response-tokens", "8", "--browser.browsers", "1"]
+    eval_script.run(["tiny", *flags])
+    (row,) = Run(tmp_path / "run-eval").evals()
+    assert (row["step"], row["checkpoint"]) == (4, str(checkpoint))
+
+
 def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, tiny_folder, capsys):
     """Two tasks that it fails and one whose site is not there; the run that is evaluated stays as it is."""
     run = tmp_path / "first"

@@ -240,7 +240,7 @@ def test_a_protocols_settings_are_taken(resolve, name):
     assert config.endpoint.seconds == 120
     assert config.judge == protocol.judge and config.browser.width == 640
     for world, share in ((1, 16), (3, 6), (8, 2), (64, 1)):  # what is written down does not depend on ranks
-        assert make_worker(config, ranks=replace(alone(), world=world)).share == share
+        assert make_worker(config, ranks=replace(alone(), world_size=world)).share == share
 
 
 def test_flags_win_over_the_protocol(resolve):

@@ -61,6 +61,16 @@ async def test_what_a_judge_would_be_asked_about_is_labelled_once(tmp_path):
         await label_all(config_of(tmp_path, Run(tmp_path / "none")), own, world_teacher)
 
 
+async def test_an_episode_without_done_is_labelled_where_any_ending_is_judged(tmp_path):
+    stopped = replace(shopping.episode(TASK), stop=Stop.MAX_STEPS)
+    config = config_of(tmp_path, dump(Run(tmp_path / "web"), "step_00001", stopped))
+    counts = {}
+    for after in ("done", "any"):
+        asked = replace(config, reward=replace(config.reward, after=after))
+        counts[after] = await label_all(asked, Run(tmp_path / after), world_teacher)
+    assert counts == {"done": {"decided by the gates": 1}, "any": {"labelled": 1}}
+
+
 async def test_a_served_teacher_is_asked_in_full_and_what_it_leaves_out_is_tried_again(tmp_path, ranks):
     run, own = Run(tmp_path / "web"), Run(tmp_path / "judge")
     image = run.images.put(shopping.picture(9))

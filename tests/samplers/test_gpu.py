@@ -100,7 +100,7 @@ def test_the_sampler_and_the_trainer_agree_after_updates(pair, prompts):
     for _ in range(2):
         rows = rows_of(prompts, asyncio.run(ask(sampler, prompts)))
         assert off(trainer, rows) < 0.03
-        trainer.sft_step(rows, lr=3e-3)
+        trainer.sft_update(rows, lr=3e-3)
         assert off(trainer, rows) > 0.1
         sampler.sync(trainer.weights())
 

@@ -115,7 +115,7 @@ async def test_a_hybrids_log_probs_are_the_trainers_after_every_update(hybrid_fo
     for _ in range(3):
         rows = rows_of(prompts, await sample_all(sampler, prompts))
         assert gap(trainer, rows) < NEAR
-        trainer.sft_step(rows, lr=3e-3)
+        trainer.sft_update(rows, lr=3e-3)
         assert gap(trainer, rows) > 100 * NEAR
         sampler.sync(trainer.weights())
     assert gap(trainer, rows_of(prompts, await sample_all(sampler, prompts))) < NEAR

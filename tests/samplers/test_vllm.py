@@ -306,7 +306,7 @@ async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, a
         rows = rows_of(asked, await sample(sampler, asked))
         assert gap(trainer, rows) < NEAR
         assert {s.version for s in await sample(sampler, asked)} == {sampler.version}
-        trainer.sft_step(rows, lr=3e-3)
+        trainer.sft_update(rows, lr=3e-3)
         stale = rows_of(asked, await sample(sampler, asked))
         assert gap(trainer, stale) > 0.01, update
         sampler.sync(trainer.weights())
@@ -331,7 +331,7 @@ async def test_log_probs_are_the_trainers_with_adapters(trainer, sampler, asked,
     for _ in range(3):
         rows = rows_of(asked, await sample(sampler, asked))
         assert gap(adapted, rows) < NEAR
-        adapted.sft_step(rows, lr=3e-3)
+        adapted.sft_update(rows, lr=3e-3)
         assert gap(adapted, rows_of(asked, await sample(sampler, asked))) > 0.01
         sampler.sync(adapted.weights())
     assert gap(adapted, rows_of(asked, await sample(sampler, asked))) < NEAR
@@ -491,7 +491,7 @@ def sharded(ranks: Ranks, folder: Path) -> tuple[float, float, float]:
 
     before, rows = difference()
     for _ in range(2):
-        trainer.sft_step(rows, lr=3e-3)
+        trainer.sft_update(rows, lr=3e-3)
     stale, _ = difference()
     sampler.sync(trainer.weights())
     after, _ = difference()

@@ -35,7 +35,7 @@ async def test_vllm_reads_adapters(kind, tiny_folder, preprocessor, prompts, ran
         rows = rows_of(prompts, await sample(sampler, prompts))
         assert gap(trainer, rows) < NEAR
         for _ in range(3):
-            trainer.sft_step(rows, lr=3e-3)
+            trainer.sft_update(rows, lr=3e-3)
         Checkpoints(trainer, tmp_path).export("best", {})
         assert gap(trainer, rows_of(prompts, await sample(sampler, prompts))) > 0.01
         adapter = LoRARequest("best", 1, str(tmp_path / "best/adapter"))

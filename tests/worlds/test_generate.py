@@ -153,6 +153,10 @@ def test_what_cannot_be_made(tmp_path, capsys):
     assert main(["make", "--out", str(tmp_path), "--themes", "moon"]) == 2
     assert "there is no theme 'moon'; there are: flights, hotels" in capsys.readouterr().err
     assert main(["make", "--out", str(tmp_path), "--level", "absurd"]) == 2
+    (tmp_path / "empty.toml").write_text("names = []\n")
+    for none in (["--count", "0"], ["--sites", str(tmp_path / "empty.toml")]):
+        assert main(["make", "--out", str(tmp_path), *none]) == 2
+        assert "no site to make" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

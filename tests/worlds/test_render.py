@@ -385,6 +385,16 @@ def test_a_built_page_that_is_a_link_is_refused(tmp_path):
         load_world(tmp_path)
 
 
+def test_a_sites_folder_must_keep_its_name(tmp_path):
+    """Its tasks begin at shop.test, and it would be served as copy.test."""
+    save_world(make_shop(7), tmp_path / "shop")
+    save_world(make_shop(7), tmp_path / "copy")
+    task = Task("t", "Go.", "http://shop.test/", {}, {"folder": str(tmp_path / "shop")})
+    assert sites_of([task]) == [tmp_path / "shop"]
+    with pytest.raises(ValueError, match="task t is on shop.test: .*copy must have its name"):
+        sites_of([replace(task, meta={"folder": str(tmp_path / "copy")})])
+
+
 @pytest.mark.parametrize("folder", [7, None, "/nowhere", ["a"]])
 def test_a_task_whose_site_is_in_no_folder(folder):
     task = Task("t", "Go.", "http://a.test/", {}, {"folder": folder})

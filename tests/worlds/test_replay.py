@@ -167,6 +167,13 @@ async def test_faults_are_caught(monkeypatch, count):
     assert [outcome.task.id for outcome in outcomes if not outcome.reason] == []
 
 
+async def test_a_task_of_another_site_is_not_replayed():
+    here, other = worlds(2)
+    (task, *_) = make_tasks(other, 1)
+    (outcome,) = await replay_sites([here], CONFIG, [task])
+    assert outcome.reason == "its site is not among these"
+
+
 @pytest.mark.more
 async def test_hostile_words_are_only_words():
     attack = "</script><img src=x onerror='window.hit = 1'>\"]'"

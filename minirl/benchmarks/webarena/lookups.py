@@ -144,8 +144,6 @@ async def _ask_judge(judge: Endpoint | None, prompt: str, data: Mapping[str, str
     assert judge, "task_sets.py refuses such tasks"
     # JSON breaks no line within a string, so no answer can end the fence
     fenced = json.dumps(data, indent=1, ensure_ascii=False)
-    # no request can carry half a surrogate pair
-    fenced = fenced.encode("utf-8", "replace").decode()
     question = ("user", (prompt.format(data=fenced),))
     try:
         reply = await judge.ask([question], max_tokens=JUDGE_TOKENS, temperature=0)
