@@ -63,7 +63,7 @@ class AgentConfig:
 class BrowserConfig:
     browsers: Positive = 2  # Chromium processes per rank; a crash takes only the episodes of one
     connect: tuple[str, ...] = ()  # browsers elsewhere: ws://HOST:PORT/ of Playwright servers, or cdp:ADDRESS
-    episodes: Positive = 16  # episodes in flight, of all ranks together; each has an even share
+    episodes: Positive = 16  # at a time, of all ranks together; each has an even share
     width: int = 1280
     height: int = 1000
     action_seconds: float = 45.0  # of one tool call, waiting for the page included

@@ -96,11 +96,11 @@ class UserMessage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class PromptTurn:
     """One user message and, once sampled, its response: as ids, and as texts for a served model."""
 
     head: Ids  # what stays for good: task or feedback, tabs and URL
-    ephemeral: Ids  # the screenshot or the page's HTML, of the newest steps only
+    ephemeral: Ids  # the screenshot or the page's HTML, of the newest turns only
     tail: Ids  # the closing of the user's message, the assistant's opening
     image: bytes | None
     message: UserMessage
@@ -111,10 +111,10 @@ class Step:
 class Context:
     """The conversation of one episode: call `observe`, sample from its prompt, call `respond`, repeat.
 
-    The prompt of the newest step is prefix + suffix, where
+    The prompt of the newest turn is prefix + suffix, where
 
-        prefix  = start, then for every settled step: head, placeholder, tail, response, close
-        suffix = for the last `keep` steps: head, ephemeral, tail (and response, close of the older ones)
+        prefix  = start, then for every settled turn: head, placeholder, tail, response, close
+        suffix = for the last `keep` turns: head, ephemeral, tail (and response, close of the older ones)
 
     with the newest head at the prefix's end if `keep == 1`. The prefix only ever grows, so turn t's prompt is
     `prefix[:shared] + suffix` with the prefix of the finished episode: prefix caches and prefix-tree training
@@ -131,61 +131,61 @@ class Context:
         self.task = self.escape(task)
         self.close = self._ids(self.chat.close)
         self.prefix: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
-        self.settled: list[Step] = []
-        self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the prefix
+        self.settled: list[PromptTurn] = []
+        self.recent: list[PromptTurn] = []  # the last `keep`, the newest last; older ones are in the prefix
 
     def observe(self, observation: Observation, feedback: Feedback = ()) -> Prompt:
-        """Open the next step with an observation and the feedback on the last calls; return its prompt."""
+        """Open the next turn with an observation and the feedback on the last calls; return its prompt."""
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
-        self.recent.append(self._step(observation, feedback))
-        # The newest head stays where it is, so with one step in the suffix it can be in the prefix already.
+        self.recent.append(self._turn(observation, feedback))
+        # The newest head stays where it is, so with one turn in the suffix it can be in the prefix already.
         if self.keep == 1:
             self.prefix += self.recent[0].head
         suffix = []
-        for step in self.recent:
+        for turn in self.recent:
             if self.keep > 1:
-                suffix += step.head
-            suffix += step.ephemeral + step.tail
-            if step is not self.recent[-1]:
-                suffix += self._kept(step) + self.close
-        images = tuple(step.image for step in self.recent if step.image)
+                suffix += turn.head
+            suffix += turn.ephemeral + turn.tail
+            if turn is not self.recent[-1]:
+                suffix += self._kept(turn) + self.close
+        images = tuple(turn.image for turn in self.recent if turn.image)
         return Prompt((*self.prefix, *suffix), shared=len(self.prefix), images=images)
 
     def messages(self) -> tuple[Message, ...]:
         """Return the conversation up to the newest observation as chat messages, for a served model. They
         show and leave out the same as the prompt."""
         messages: list[Message] = [("system", (self.agent.system,))] if self.agent.system else []
-        for i, step in enumerate(self.settled + self.recent):
-            head, page, tail, placeholder = step.message
+        for i, turn in enumerate(self.settled + self.recent):
+            head, page, tail, placeholder = turn.message
             parts: tuple[str | bytes, ...] = (head + page + tail,)
             if i < len(self.settled):
                 parts = (head + placeholder + tail,)
-            elif step.image:
-                parts = (f"{head}{page}screenshot:\n", step.image, "\n" + tail)
+            elif turn.image:
+                parts = (f"{head}{page}screenshot:\n", turn.image, "\n" + tail)
             messages.append(("user", parts))
-            if step.response:
-                answer = step.answer if self.reasoning else step.answer.rpartition(THINK_END)[2]
+            if turn.response:
+                answer = turn.answer if self.reasoning else turn.answer.rpartition(THINK_END)[2]
                 messages.append(("assistant", (answer,)))
         return tuple(messages)
 
     def respond(self, response_ids: Ids, answer: str = "") -> None:
-        """Keep the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
+        """Keep the sampled ids of the newest turn, verbatim; `answer` is their text, for `messages`."""
         assert not self.recent[-1].response, "respond() once per observe()"
         self.recent[-1] = replace(self.recent[-1], response=tuple(response_ids), answer=answer)
 
-    def _settle(self, step: Step) -> None:
-        """Move a step whose observation is no longer shown into the prefix."""
+    def _settle(self, turn: PromptTurn) -> None:
+        """Move a turn whose observation is no longer shown into the prefix."""
         if self.keep > 1:
-            self.prefix += step.head
-        self.prefix += self._ids(step.message.placeholder) + step.tail + self._kept(step) + self.close
-        self.settled.append(replace(step, image=None))  # its screenshot would only take memory
+            self.prefix += turn.head
+        self.prefix += self._ids(turn.message.placeholder) + turn.tail + self._kept(turn) + self.close
+        self.settled.append(replace(turn, image=None))  # its screenshot would only take memory
 
-    def _kept(self, step: Step) -> Ids:
+    def _kept(self, turn: PromptTurn) -> Ids:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
         Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too. One that
         was cut off gets the end token that it lacks."""
-        response = step.response
+        response = turn.response
         has_end = response[-1:] and response[-1] in self.preprocessor.end
         if self.chat.drops_end:
             return response[:-1] if has_end else response
@@ -196,7 +196,7 @@ class Context:
         start, end = think_ends(self.preprocessor.tokenizer, response)
         return response[start if self.chat.opens_think else end :]
 
-    def _step(self, observation: Observation, feedback: Feedback) -> Step:
+    def _turn(self, observation: Observation, feedback: Feedback) -> PromptTurn:
         page = self.escape(observation.page_text)
         if self.chat.max_chars:
             history = sum(
@@ -210,7 +210,7 @@ class Context:
         )
         image = observation.image
         ephemeral = (f"{message.page}screenshot:\n", image, "\n") if image else (message.page,)
-        return Step(
+        return PromptTurn(
             head=self._ids(message.head),
             ephemeral=self._ids(*ephemeral),
             tail=self._ids(message.tail + self.chat.to_assistant),

@@ -72,7 +72,7 @@ def request_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-class Images:
+class ImageProcessor:
     """An image processor that keeps its results: a screenshot is sampled with, and trained on in every epoch.
     All threads share them."""
 
@@ -125,7 +125,7 @@ class Preprocessor:
 
     tokenizer: Tokenizer
     chat: ChatFormat
-    images: Images | None  # None for text models
+    images: ImageProcessor | None  # None for text models
     suppressed: tuple[int, ...]  # ids that are never sampled
     end: tuple[int, ...]  # ids that end a response
 
@@ -170,7 +170,8 @@ def load_preprocessor(config: ModelConfig) -> Preprocessor:
         vocabulary = tokenizer.get_vocab()
         if len(vocabulary) == 1:  # what transformers makes of a folder without one
             raise ValueError("no tokenizer there")
-        images = Images(config.path, config.max_pixels) if hasattr(settings, "vision_config") else None
+        is_visual = hasattr(settings, "vision_config")
+        images = ImageProcessor(config.path, config.max_pixels) if is_visual else None
     vision = [vocabulary[token] for token in VISION_TOKENS if token in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only
     unused = range(max(vocabulary.values()) + 1, settings.get_text_config().vocab_size)

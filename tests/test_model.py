@@ -26,7 +26,7 @@ from training import CPU, logprobs_of
 from minirl.config import ModelConfig
 from minirl.model import (
     MIN_ROWS,
-    Images,
+    ImageProcessor,
     PatchLinear,
     Product,
     QuickLinear,
@@ -373,7 +373,8 @@ def test_image_tokens_are_merged_patches_of_at_most_max_pixels(preprocessor, tin
     assert preprocessor.image_tokens(png(64, 96)) == 6
     pixels, grid = preprocessor.images.prepare(png(64, 96))
     assert grid == (1, 6, 4) and len(pixels) == 24
-    images = Images(str(tiny_folder), max_pixels=64 * 64)  # scales a screenshot down and keeps its shape
+    # scales a screenshot down and keeps its shape
+    images = ImageProcessor(str(tiny_folder), max_pixels=64 * 64)
     assert images.prepare(png(128, 128))[1] == (1, 4, 4)  # 64 x 64 pixels
     assert images.prepare(png(64, 32))[1] == (1, 2, 4)  # small enough as it is
 
@@ -398,7 +399,7 @@ def test_pictures_are_what_the_processor_makes_of_them(tiny_folder, tmp_path, pn
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     change(folder / "preprocessor_config.json", **settings)
     for max_pixels, size in ((None, (64, 96)), (None, (75, 131)), (64 * 64, (160, 128))):
-        images, noise = Images(str(folder), max_pixels), io.BytesIO()
+        images, noise = ImageProcessor(str(folder), max_pixels), io.BytesIO()
         Image.effect_noise(size, 80).convert("RGB").save(noise, "PNG")
         for picture in (png(*size), noise.getvalue()):
             opened = Image.open(io.BytesIO(picture)).convert("RGB")
@@ -420,9 +421,10 @@ def test_as_many_pictures_are_kept_as_fit(tiny_folder, monkeypatch):
     each = 24 * 64 * 64
     machine = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 400 * 3 * each}
     monkeypatch.setattr("os.sysconf", machine.get)
-    assert Images(str(tiny_folder), max_pixels=None).prepare.cache.maxsize == 2**27  # more than the share
+    usual = ImageProcessor(str(tiny_folder), max_pixels=None)
+    assert usual.prepare.cache.maxsize == 2**27  # more than the share
     monkeypatch.setattr("minirl.model.CACHE_BYTES", 0)
-    images = Images(str(tiny_folder), max_pixels=None)
+    images = ImageProcessor(str(tiny_folder), max_pixels=None)
     pictures = []
     for side in (64, 64, 64, 96, 128):
         file = io.BytesIO()

@@ -27,7 +27,7 @@ from minirl import prefix_tree
 from minirl.checkpoint import Checkpoints
 from minirl.config import LossConfig, ModelConfig, SftConfig
 from minirl.distributed import full_tensor
-from minirl.model import Images, load_model
+from minirl.model import ImageProcessor, load_model
 from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows, weighted
 from minirl.trainer import Trainer, cloning_batches, cores, validation_split
 from minirl.types import Group, Trajectory, Turn
@@ -373,7 +373,7 @@ def test_each_screenshot_of_a_step_is_prepared_once(new_trainer, groups, tiny_fo
     """Two epochs and a reference: three passes in many micro-batches. The third, blank one stands in
     for a micro-batch without any."""
     trainer = new_trainer(loss=LossConfig(kl=0.1), epochs=2, micro_tokens=30)
-    images = trainer.preprocessor.images = Images(str(tiny_folder), trainer.config.model.max_pixels)
+    images = trainer.preprocessor.images = ImageProcessor(str(tiny_folder), trainer.config.model.max_pixels)
     prepared, plain = [], images.processor
     images.processor = lambda images, **rest: prepared.append(images[0].tobytes()) or plain(images, **rest)
     trainer.keep_reference()
