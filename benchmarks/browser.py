@@ -109,7 +109,7 @@ async def rate(pool: BrowserPool, url: str, step: Step, episodes: int, seconds: 
     ready = asyncio.Barrier(episodes)
     start = 0.0
 
-    async def episode() -> int:
+    async def episode() -> float:
         nonlocal start
         async with pool.session() as session:
             await session.start(url)
@@ -119,10 +119,9 @@ async def rate(pool: BrowserPool, url: str, step: Step, episodes: int, seconds: 
             while time.perf_counter() - start < seconds:
                 await step(session, POINTS[steps % len(POINTS)])
                 steps += 1
-            return steps
+            return steps / (time.perf_counter() - start)
 
-    steps = sum(await asyncio.gather(*(episode() for _ in range(episodes))))
-    return steps / seconds
+    return sum(await asyncio.gather(*(episode() for _ in range(episodes))))
 
 
 def peer_rate(python: Path, url: str, episodes: int, seconds: float, *delays: str) -> float:

@@ -84,13 +84,16 @@ def permuted(args: Args, labels: Path) -> Path:
     """The control: a folder with the same labels, reasons and verdicts together, on random trajectories."""
     folder = args.out / "labels_permuted"
     if not folder.is_dir():
-        shutil.copytree(labels, folder)
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)  # an earlier call was interrupted
+        shutil.copytree(labels, part)
         trajectories = Run(labels).load_trajectories(LABELLED)
         verdicts = [trajectory.verdict for trajectory in trajectories]
         random.Random(args.seed).shuffle(verdicts)
         pairs = zip(trajectories, verdicts, strict=True)
         mixed = [replace(trajectory, verdict=verdict) for trajectory, verdict in pairs]
-        Run(folder).save_trajectories(LABELLED, mixed)
+        Run(part).save_trajectories(LABELLED, mixed)
+        part.rename(folder)
     return folder
 
 

@@ -80,10 +80,13 @@ def start(args: Args, run: Run, script: str, *flags: str) -> None:
     """Runs a script to its end, and notes its minutes in the run's folder."""
     place = ["--name", str(run.root.resolve())]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
-    command = [sys.executable, *launcher, str(ROOT / script), args.recipe, *place, *flags]
+    command = [sys.executable, *launcher, str(ROOT / script), args.recipe, *place]
     started = time.monotonic()
-    subprocess.run(command + args.flags.split(), check=True, stdout=sys.stderr)
-    append_line(run.root / "minutes.jsonl", {"minutes": (time.monotonic() - started) / 60})
+    try:
+        # the last of two flags counts: what a cell or a control sets is its own
+        subprocess.run([*command, *args.flags.split(), *flags], check=True, stdout=sys.stderr)
+    finally:
+        append_line(run.root / "minutes.jsonl", {"minutes": (time.monotonic() - started) / 60})
 
 
 def minutes(run: Run) -> float:

@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minirl.evaluation.results import paired
-from minirl.judges.intervals import wilson
+from minirl.judges.intervals import clustered_wilson
 from minirl.run_folder import Run
 
 SOLVED = (
@@ -111,7 +111,8 @@ def successes(run: Run) -> dict[str, list[bool]]:
     if not run.trajectory_path(last).exists():
         return {}
     episodes = run.load_trajectories(last)
-    return {episode.task.id: [bool(episode.success)] for episode in episodes}
+    valid = [episode for episode in episodes if episode.stop.is_agent_fault]
+    return {episode.task.id: [bool(episode.success)] for episode in valid}
 
 
 def kind_of(task: str) -> str:
@@ -139,8 +140,9 @@ def table_of(args: Args, bench: learning.Args) -> Table:
     for title, kinds in rows.items():
         cells = []
         for name in args.parts:
-            values = sum(of_kinds(outcomes[name], kinds).values(), [])
-            low, high = wilson(sum(values), len(values))
+            by_task = of_kinds(outcomes[name], kinds)
+            values = sum(by_task.values(), [])
+            low, high = clustered_wilson(sum(values), len(values), len(by_task))
             cells.append(f"{mean(values):.1%} ({low:.0%} to {high:.0%})" if values else "absent")
         table.add_row(title, *cells)
     return table

@@ -38,7 +38,7 @@ class Args:
 
 def phase_of(line: str) -> str | None:
     """Return the phase that a line of progress tells of."""
-    named = re.match(r"(?:step \d+: )?(\w+)[\w ]*: \d+/\d+,", line)  # without a comma it is a result
+    named = re.match(r"(?:step \d+: )?(\w+)[\w ]*? [━╸╺-]+ +\d+/\d+ ", line)  # without a bar it is a result
     names = {"evaluating": "evaluations", "recording": "demonstrations", "updating": "updates"}
     return names.get(named[1], named[1]) if named else None
 
@@ -65,7 +65,7 @@ def threads_of(root: int) -> dict[tuple[str, int], float]:
                 continue
             who = "harness" if int(stat.parent.name) == pid else "sampler"
             who = "driver" if "node" in program(pid) else who
-            who = "Chromium" if "chrom" in program(pid) else who
+            who = "Chromium" if re.search("chrom|headless", program(pid)) else who
             out[who, int(stat.parent.name)] = sum(map(int, rest.split()[11:13])) / TICKS
     return out
 

@@ -29,6 +29,7 @@ import tyro
 from PIL import Image
 
 from minirl.cli.report import write_report
+from minirl.config import Config, TaskConfig
 from minirl.console import say
 from minirl.distributed import open_ranks
 from minirl.evaluation.resume import SUFFIX, as_trained, newest_checkpoint
@@ -48,6 +49,8 @@ class Args:
     """Episodes of each evaluation."""
     heldout: str = ""
     """Other sites than the run held out, as --task.heldout takes them."""
+    train: str = ""
+    """The sites that the run trained on, if they are a folder or a file."""
 
 
 def showing(agent: Any, instead: Callable[[str, Observation], Observation]) -> Any:
@@ -73,9 +76,10 @@ def blank(seen: Observation) -> Observation:
     return replace(seen, image=out.getvalue())
 
 
-async def measure(experiment: Experiment, n: int) -> dict[str, float]:
+async def measure(experiment: Experiment, n: int) -> dict[str, tuple[int, int]]:
+    """Return how many episodes of each evaluation succeeded, and of how many, aborted ones left out."""
     tasks = experiment.tasks
-    rates = dict[str, float]()
+    counts = dict[str, tuple[int, int]]()
     seen: dict[str, list[Observation]] = {}  # of every site
     rng = random.Random(0)
 
@@ -92,7 +96,7 @@ async def measure(experiment: Experiment, n: int) -> dict[str, float]:
         places = [(task, i) for i, task in enumerate(tasks[:n])]
         tried = await worker.evaluate(places, name, experiment.config.eval.max_steps, lambda done: None)
         valid = [t for t in tried if t.stop.is_agent_fault]
-        rates[name] = sum(t.success for t in valid) / len(valid)
+        counts[name] = (sum(bool(t.success) for t in valid), len(valid))
 
     async with experiment.worker() as worker:
         agent = worker.harness.agent
@@ -100,7 +104,23 @@ async def measure(experiment: Experiment, n: int) -> dict[str, float]:
         await rate("seen_sites", tasks.train, lambda _, right: right)
         await rate("other_screenshot", tasks.heldout, other)
         await rate("blank", tasks.heldout, lambda _, right: blank(right))
-    return rates
+    return counts
+
+
+def tasks_of(args: Args, config: Config) -> TaskConfig:
+    """Return the run's tasks; seen sites ask for as much as unseen ones. ValueError where these, or what its
+    agent was told, are files, of which only their owner knows whether they are the same still."""
+    settings = Run(args.run).config()
+    given = {"train": args.train, "heldout": args.heldout}
+    usual = {"train": config.task.train, "heldout": config.task.heldout}
+    for name, value in given.items():
+        if not value and settings["task"][name] != usual[name]:
+            raise ValueError(f"the run has --task.{name} {settings['task'][name]}: give it as --{name}")
+    if settings["agent"]["prompt"] or settings["task"]["reward"]:
+        raise ValueError(
+            "the run has a prompt or a reward of its own, which eval.py takes, and this does not"
+        )
+    return replace(config.task, **{name: given[name] or usual[name] for name in given}, short=0)
 
 
 def main(args: Args) -> None:
@@ -109,24 +129,24 @@ def main(args: Args) -> None:
     config = as_trained(RECIPES[source.config()["recipe"]](), "", args.run)
     weights = newest_checkpoint(config, source.checkpoint_dir)
     model = replace(config.model, path=weights)
-    task = config.task
-    # seen sites ask for as much as unseen ones
-    task = replace(task, heldout=args.heldout or task.heldout, short=0)
+    task = tasks_of(args, config)
     config = replace(config, name=str(Path(folder) / "run"), model=model, task=task)
     config = replace(config, eval=replace(config.eval, episodes=args.n))
     try:
         with open_ranks() as ranks:
-            rates: dict[str, Any] = asyncio.run(measure(open_experiment(config, ranks), args.n))
+            counts = asyncio.run(measure(open_experiment(config, ranks), args.n))
     finally:
         shutil.rmtree(folder)
     # beside what eval.py measures: these rows belong to no step, and training goes on without them
     measured = Run(Path(f"{args.run}{SUFFIX}"))
     step = state_of(Path(weights)).get("step", 0)
-    font = "@serif" * args.heldout.endswith("@serif")
+    rates: dict[str, Any] = {}
     for name in NAMES:
-        low, high = wilson(round(rates[name] * args.n), args.n)
-        label = name.replace("_", " ") + font
-        figures = {"step": step, "success": rates[name], "low": low, "high": high, "n": args.n}
+        successes, n = counts[name]
+        low, high = wilson(successes, n)
+        rates[name] = successes / n if n else None
+        label = f"{name.replace('_', ' ')} {args.heldout}".strip()
+        figures = {"step": step, "success": successes / max(n, 1), "low": low, "high": high, "n": n}
         measured.add_eval(label, **figures, checkpoint=weights)
     say(f"written: {write_report(measured.root)}")
     success = {row["label"]: row["success"] for row in source.evals()}

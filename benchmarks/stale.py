@@ -43,7 +43,7 @@ LOSSES = {
 @dataclass
 class Args:
     run: Annotated[Path, tyro.conf.Positional]
-    """A finished run of train.py tiny."""
+    """A finished run of train.py tiny, of at most ten steps or with --rollout.dump-all."""
     passes: int = 6
 
 

@@ -20,8 +20,8 @@ All steps are seen once, as there, 32 at a time; few ones again and again, until
 Thoughts are put into the words that the base model was taught, "choose delta 220 160".
 
 Every cell is a run of train.py as in learning.py: found again if it is there, gone on with if it was
-interrupted. The last line is JSON, by cell: the success rates with their intervals, and the rewards of the
-first and the last step.
+interrupted; other numbers want another --out. The last line is JSON, by cell: the success rates with their
+intervals, and the rewards of the first and the last step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Args:
     seed: int = 0
     out: Path = Path("runs/steps")
     flags: str = ""
-    """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
+    """Further flags for train.py, separated by blanks: --flags="--rollout.group 4"."""
 
 
 def worlds(*flags: object) -> None:
@@ -94,7 +94,7 @@ def worlds(*flags: object) -> None:
 def sites_of(args: Args) -> Path:
     """Makes the sites, if they are not there; returns their folder."""
     sites = args.out / f"sites{args.sites}"
-    if not (sites / "index.html").is_file():
+    if not (sites / "train.jsonl").is_file():
         worlds("make", "--level", "first", "--count", args.sites, "--out", sites)
         folders = sorted((sites / "train").iterdir())
         (sites / "train.jsonl").write_text("".join((one / "tasks.jsonl").read_text() for one in folders))

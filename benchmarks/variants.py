@@ -62,7 +62,7 @@ def thought(request: dict[str, Any]) -> str:
     task = asked.partition("this request:")[2].strip().splitlines()[0]
     action = re.findall(r"^and do: (.*)$", asked, flags=re.MULTILINE)[-1]
     number = re.search(r'element="(\d+)"', action)
-    match = re.search(rf'id="{number[1]}"[^<]*(?:<span[^>]*>)? ?([^<]*?) ?<', asked) if number else None
+    match = re.search(rf'id="{number[1]}"[^>]*>(?: <span[^>]*>)? ?([^<]*?) ?<', asked) if number else None
     return f"{task} # Element: {match[1] if match else 'done'}"
 
 

@@ -1,17 +1,21 @@
 """The scripts of benchmarks/: all can be imported; those for a GPU run in small on the CPU."""
 
 import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from rich.console import Console
 
 from minirl.config import to_json
+from minirl.console import progress
 from minirl.recipes import tiny, tiny_text
 from minirl.run_folder import Run
 
@@ -39,6 +43,32 @@ def test_all_scripts_find_what_they_import():
     assert len(names) >= 15
     code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
+
+
+def test_the_phases_of_a_run_are_told_by_its_progress(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    shown = io.StringIO()
+    monkeypatch.setattr("minirl.console.CONSOLE", Console(file=shown, width=100))
+    for phase in ("step 1: episodes", "step 1: updating", "evaluating after_sft", "cloning"):
+        with progress(phase, 4) as meter:
+            meter.advance(4)
+    shown.write("step 1/10  success 0.1\nafter SFT:  38.3% of 256\n")
+    phases = map(importlib.import_module("seconds").phase_of, shown.getvalue().splitlines())
+    assert [phase for phase in phases if phase] == ["episodes", "updates", "evaluations", "cloning"]
+
+
+def test_a_thought_names_the_element_that_is_next(monkeypatch):
+    """A row has its words in a span, a button at once."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    page = (
+        '<div id="3" class="row" data-text="pearl"> <span> pearl </span> </div> <button id="4"> Buy </button>'
+    )
+    names = []
+    for number in (3, 4):
+        asked = f'this request:\nOrder.\n{page}\nand do: do(action="Click", element="{number}")'
+        request = {"messages": [{"content": [{"text": asked}]}]}
+        names.append(importlib.import_module("variants").thought(request))
+    assert names == ["Order. # Element: pearl", "Order. # Element: Buy"]
 
 
 def test_zero_is_cloned_for_less_long_than_the_recipe():
@@ -78,6 +108,18 @@ def test_whether_an_agent_looks_is_measured_beside_its_run(tiny_folder, tmp_path
     assert [row["label"] for row in rows] == ["unseen sites", "seen sites", "other screenshot", "blank"]
     assert [(row["step"], row["n"]) for row in rows] == [(0, 2)] * 4
     assert (tmp_path / "run-eval/report.html").is_file()
+
+
+def test_whether_an_agent_looks_is_not_asked_on_other_sites_than_its_run_had(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    seeing = importlib.import_module("seeing")
+    config = tiny()
+    run = Run(tmp_path / "run")
+    run.write_config(to_json(replace(config, task=replace(config.task, train="sites/train"))))
+    with pytest.raises(ValueError, match="the run has --task.train sites/train: give it as --train"):
+        seeing.tasks_of(seeing.Args(run.root), config)
+    task = seeing.tasks_of(seeing.Args(run.root, train="sites/train"), config)
+    assert (task.train, task.heldout, task.short) == ("sites/train", config.task.heldout, 0)
 
 
 def test_the_ablations_table_and_picture_are_of_the_figures_that_are_there(tmp_path):

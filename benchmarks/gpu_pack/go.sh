@@ -7,6 +7,7 @@
 # is a folder with chromium-headless-shell and, in site/, Playwright, where the machine has neither. Chromium needs at
 # least one font there: /usr/share/fonts with a file in it will do.
 cd "$(dirname "$0")/../.." || exit 1
+set -o pipefail
 export GO_BEGAN=$(date +%s)
 here=benchmarks/gpu_pack OUT=${OUT:-/tmp/out} SITE=${SITE:-/tmp/site} PACK=$(realpath -m "${PACK:-.gpu/pack}")
 mkdir -p "$OUT"
@@ -22,8 +23,8 @@ export PYTHONPATH="$PACK:$SITE:$PWD" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export VLLM_USE_DEEP_GEMM=0 VLLM_LOGGING_LEVEL=INFO VLLM_CACHE_ROOT="$SITE/../vllm-cache"
 [ "$1" = cpu-check ] || nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv,noheader
-tests() { timeout "$1" $python -m pytest -q -p no:cacheprovider -m gpu -k "$2" tests/samplers/test_gpu.py 2>&1 | tail -25; }
-extra() { timeout "$1" $python $here/extra.py "$work" 2>"$OUT/extra.err" | tee -a "$OUT/gpu.jsonl"; }
+tests() { timeout "$1" $python -m pytest -q -p no:cacheprovider -m gpu -k "$2" tests/samplers/test_gpu.py 2>&1 | tail -25 || status=$?; }
+extra() { timeout "$1" $python $here/extra.py "$work" 2>"$OUT/extra.err" | tee -a "$OUT/gpu.jsonl" || status=$?; }
 stages() { $python $here/stages.py "$OUT" "$@" || status=$?; }
 status=0
 case $1 in
@@ -54,7 +55,7 @@ train) # the whole loop in generated shops: tiny, two steps, Chromium, vLLM in p
   if [ -n "${BROWSER:-}" ]; then
     export PYTHONPATH="$BROWSER/site:$PYTHONPATH" MINIRL_CHROMIUM="$BROWSER/chromium-headless-shell"
   fi
-  timeout 560 $python train.py tiny --steps 2 --eval.episodes 16 --name "$work/tiny" 2>"$OUT/train.err" | tee "$OUT/train.log"
+  timeout 560 $python train.py tiny --steps 2 --eval.episodes 16 --name "$work/tiny" 2>"$OUT/train.err" | tee "$OUT/train.log" || status=$?
   cat "$work/tiny/metrics.jsonl" | tee "$OUT/metrics.jsonl" ;;
 cpu-check)
   extra 300
