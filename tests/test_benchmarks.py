@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,13 @@ def gpu() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def load(monkeypatch) -> Callable[[str], ModuleType]:
+    """Import a script by its name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
 def lines_of(file: Path, key: str) -> dict[str, dict]:
     return {line[key]: line for line in map(json.loads, file.read_text().splitlines()) if key in line}
 
@@ -45,21 +53,19 @@ def test_all_scripts_find_what_they_import():
     subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
 
 
-def test_the_phases_of_a_run_are_told_by_its_progress(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_the_phases_of_a_run_are_told_by_its_progress(load, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr("minirl.console.CONSOLE", Console(file=shown, width=100))
     for phase in ("step 1: episodes", "step 1: updating", "evaluating after_sft", "cloning"):
         with progress(phase, 4) as meter:
             meter.advance(4)
     shown.write("step 1/10  success 0.1\nafter SFT:  38.3% of 256\n")
-    phases = map(importlib.import_module("seconds").phase_of, shown.getvalue().splitlines())
+    phases = map(load("seconds").phase_of, shown.getvalue().splitlines())
     assert [phase for phase in phases if phase] == ["episodes", "updates", "evaluations", "cloning"]
 
 
-def test_a_thought_names_the_element_that_is_next(monkeypatch):
+def test_a_thought_names_the_element_that_is_next(load):
     """A row has its words in a span, a button at once."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     page = (
         '<div id="3" class="row" data-text="pearl"> <span> pearl </span> </div> <button id="4"> Buy </button>'
     )
@@ -67,14 +73,12 @@ def test_a_thought_names_the_element_that_is_next(monkeypatch):
     for number in (3, 4):
         asked = f'this request:\nOrder.\n{page}\nand do: do(action="Click", element="{number}")'
         request = {"messages": [{"content": [{"text": asked}]}]}
-        names.append(importlib.import_module("variants").thought(request))
+        names.append(load("variants").thought(request))
     assert names == ["Order. # Element: pearl", "Order. # Element: Buy"]
 
 
-def test_zero_is_cloned_for_less_long_than_the_recipe():
-    code = "import variants; print(variants.ZERO[1])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True, capture_output=True)
-    assert 0 < int(done.stdout) < tiny_text().sft.max_steps
+def test_zero_is_cloned_for_less_long_than_the_recipe(load):
+    assert 0 < int(load("variants").ZERO[1]) < tiny_text().sft.max_steps
 
 
 @pytest.mark.parametrize(
@@ -110,9 +114,8 @@ def test_whether_an_agent_looks_is_measured_beside_its_run(tiny_folder, tmp_path
     assert (tmp_path / "run-eval/report.html").is_file()
 
 
-def test_whether_an_agent_looks_is_not_asked_on_other_sites_than_its_run_had(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    seeing = importlib.import_module("seeing")
+def test_whether_an_agent_looks_is_not_asked_on_other_sites_than_its_run_had(load, tmp_path):
+    seeing = load("seeing")
     config = tiny()
     run = Run(tmp_path / "run")
     run.write_config(to_json(replace(config, task=replace(config.task, train="sites/train"))))
