@@ -199,8 +199,9 @@ def autowebworld_7b() -> Config:
         task=NO_TASKS,
         warm_start="none",  # from Qwen's own weights
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
-        # responses: code; context: ours; neither paper nor code tells what an action did, or ends an episode
-        # by unreadable responses: three are OpenWebRL's
+        # responses: code; context: ours, for the paper's 1,024 tokens (D.3) are fewer than a screenshot
+        # takes; neither paper nor code tells what an action did, or ends an episode by unreadable responses:
+        # three are OpenWebRL's
         agent=AgentConfig(kind="autowebworld", feedback=False, response_tokens=256, context_tokens=16384),
         # size: code; episodes: ours, a whole step at once, which takes no browser
         browser=BrowserConfig(width=1280, height=720, episodes=256),
