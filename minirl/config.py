@@ -206,7 +206,7 @@ class SftConfig(AdamConfig):
 
 @dataclass(frozen=True)
 class EvalConfig:
-    episodes: Positive = 256
+    episodes: Positive = 256  # generated tasks at most; a file of tasks is taken whole
     max_steps: Positive = 30
     temperature: float = 0.6
     top_p: float = 0.95

@@ -49,7 +49,7 @@ python() { hand_over "$@"; }
 torchrun() { shift 2; hand_over "$@"; }
 seq() { echo 1 2; }
 """  # of a long loop the first two rounds
-DRY = HAND_OVER + "cat() { :; }\n"  # nothing is run, so there is nothing to copy
+DRY = HAND_OVER + "cat() { :; }\nmv() { :; }\n"  # nothing is run, so there is nothing to copy
 
 
 def block(paper: str) -> str:
@@ -152,6 +152,7 @@ TRAINED = {
     "sft.max-steps": 1,
     "eval.episodes": 1,
 }
+NO_RUNS = {"base", "base8b", "prompted", "teacher", "ui_tars"}  # names under which nothing was trained
 SWITCHES = ["--browser.private", "--agent.brief", "--model.no-gradient-checkpointing"]
 
 
@@ -183,8 +184,7 @@ def small(argv: Sequence[str], url: str, models: dict[str, Path]) -> list[str]:
             return [*argv, "--model.no-gradient-checkpointing", *as_flags(flags)]
         case ["eval.py", recipe, *_]:
             flags = dict(TINY)
-            is_of_a_run = argv[argv.index("--name") + 1] not in ("base", "prompted", "teacher", "ui_tars")
-            if not is_of_a_run:
+            if argv[argv.index("--name") + 1] in NO_RUNS:
                 flags["model.path"] = models[recipe]
             return [*argv, *SWITCHES, *as_flags(flags)]
         case ["train.py" | "sft.py", recipe, *_]:

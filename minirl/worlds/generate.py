@@ -4,10 +4,12 @@
 verifies. How an item is found (search, scrolling, filters), what is then done with it (a date, an option, a
 text ...), how pages are reached, names, records and looks: all is drawn from the seed. A site of the level
 `first` is drawn as tiles, in the words of shops (shop.py): its list is its first page, without filters.
-Paper: AutoWebWorld, section 4.1, appendices A.1 and C, with the released code's profiles of difficulty.
+Paper: AutoWebWorld, section 4.1, appendices A.1 and C.
 
 1. There a language model proposes a machine for the name of a real site, and others repair it. Here fragments
    share field names along a flow, so that a selected item is carried along by construction.
+2. The released code's profiles of difficulty have 10 to 35 pages; the levels `easy`, `medium` and `hard` have
+   6 to 19, and differ by the steps of a task: 5 to 8, 10 to 15, 20 to 40.
 """
 
 from collections.abc import Mapping, Sequence
