@@ -24,8 +24,8 @@ from pydantic import TypeAdapter
 
 from minirl.agents.webagent_r1 import LEFT_OUT
 from minirl.benchmarks.task_files import parse_task
-from minirl.cli.command_line import run_main
-from minirl.config import AgentConfig, Config
+from minirl.cli.command_line import recipe_name, run_main
+from minirl.config import AgentConfig, Config, to_json
 from minirl.console import first_line, say
 from minirl.data.__main__ import read_into
 from minirl.data.readers import (
@@ -38,6 +38,7 @@ from minirl.data.readers import (
     with_opening_think,
 )
 from minirl.experiment import make_agent
+from minirl.recipes import RECIPES
 from minirl.run_folder import ImageFolder, Run, write_atomic
 from minirl.types import Agent, ImageStore, Observation, Task, Trajectory
 
@@ -48,19 +49,26 @@ TASK_AND_ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re
 CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
-def write(dump: tyro.conf.Positional[Path], out: Path, license: str, source: str) -> None:
+def write(dump: tyro.conf.Positional[Path], out: Path, license: str, source: str, recipe: str = "") -> None:
     """A dump in a run's trajectories folder as a Parquet data set of messages and images, with a card.
 
     Args:
         license: Under which the data set is published: apache-2.0, cc-by-4.0, ...
         source: Where tasks and model are from, in words.
+        recipe: Whose agent made a dump that is not of a run, as those of minirl.data.
     """
     run = Run(dump.resolve().parents[1])
     trajectories = [trajectory for trajectory in run.load_trajectories(dump.stem) if trajectory.turns]
     if not trajectories:
         raise ValueError("there is no trajectory to publish")
     # but for the file of a prompt: a run's folder may come from anybody, who could name any file there
-    agent = {**run.config().get("agent", {}), "prompt": None}
+    config = run.config()
+    if recipe:
+        name, _ = recipe_name([recipe], RECIPES)
+        config = to_json(RECIPES[name]())
+    if "agent" not in config:
+        raise ValueError(f"{run.root} holds no config.json, which names the agent: give its --recipe")
+    agent = {**config["agent"], "prompt": None}
     settings = TypeAdapter(AgentConfig).validate_python(agent)
     write_parquet(trajectories, make_agent(Config("", agent=settings)), run.images, out)
     write_card(trajectories, out, {"source": source, "license": license})

@@ -68,8 +68,13 @@ def settings(options: Options) -> Config:
         trained = checkpoints(config.run_dir / "checkpoints")
         if trained:
             model = model or trained[-1]
-    if Path(heldout).is_dir():
-        config = replace(config, browser=replace(config.browser, width=1280, height=720))
+    if Path(heldout).is_dir():  # most of its sites have larger pages and longer tasks than shops
+        config = replace(
+            config,
+            browser=replace(config.browser, width=1280, height=720),
+            agent=replace(config.agent, context_tokens=16384),
+            eval=replace(config.eval, max_steps=50),
+        )
     if model:
         config = as_trained(config, str(model), config.run_dir)
         config = replace(config, model=replace(config.model, path=str(model)))

@@ -60,8 +60,8 @@ def check_run(config: Config) -> None:
     given = flatten(to_json(config))
     if config.replay:
         source = Run(config.replay)
-        if not source.step_labels():
-            raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+        if Run.step_label(1) not in source.labels():  # later episodes are of later weights
+            raise ValueError(f"--replay {config.replay}: step 1 has no dump, which --rollout.dump-all keeps")
         replayed = flatten(source.config())
         # from other weights, or at another temperature, ratios would begin far from 1
         for name in ("warm_start", "sampler.temperature"):

@@ -52,9 +52,11 @@ def filter(
         embeddings = out / "embeddings.npy"
         out.mkdir(parents=True, exist_ok=True)
         np.save(embeddings, filters.embed([*pool, *unseen], model))
-    vectors_NE = np.load(embeddings) if embeddings else None
-    if vectors_NE is not None and len(vectors_NE) != len(pool) + len(unseen):
-        raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and {len(vectors_NE)} embeddings")
+    vectors_NE = None
+    if embeddings:
+        vectors_NE = np.load(embeddings)
+        if len(vectors_NE) != len(pool) + len(unseen):
+            raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and {len(vectors_NE)} embeddings")
     sites = unstable.read_text("utf-8-sig").split() if unstable else []
     remaining, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
     save_tasks(out / "tasks.jsonl", remaining)

@@ -29,7 +29,8 @@ from minirl.types import Json, Task, Trajectory
 
 SFT_THRESHOLD = 0.99  # OpenWebRL's, for cosines of Qwen3-Embedding-8B; of tasks to practise it is 0.95
 DATES = {  # with a year, as "January 8 to 10, 2027", "12 May 2026", "2026-02-14"
-    r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b.{0,12}?\b(20\d\d)\b": "%b %Y",
+    r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:r?uary|ch|il|e|y|ust|t|(?:o|em|tem)ber)?\b"
+    r".{0,12}?\b(20\d\d)\b": "%b %Y",
     r"\b(20\d\d)-(0[1-9]|1[0-2])-\d\d\b": "%Y %m",
 }
 BOOKING = re.compile(
@@ -82,8 +83,8 @@ def filter_tasks(
         if counts[task.site] < min_tasks
     }
     remove("in long tail", few)
-    near_duplicates = {}
     if embeddings_NE is not None:
+        near_duplicates = {}
         # the evaluation's come first, and all stay
         row_of = {task.id: row for row, task in enumerate(tasks)}
         rows = [*range(len(tasks), len(embeddings_NE)), *(row_of[task.id] for task in remaining)]
@@ -91,7 +92,7 @@ def filter_tasks(
         alike = duplicates(embeddings_NE[rows], threshold, len(evaluation))
         for row, (like, cosine) in alike.items():
             near_duplicates[compared[row].id] = f"{cosine:.3f} like {compared[like].id}"
-    remove("near duplicates", near_duplicates)
+        remove("near duplicates", near_duplicates)
     return remaining, removed
 
 

@@ -13,6 +13,7 @@ from minirl.cli import demo
 from minirl.config import to_json
 from minirl.recipes import tiny
 from minirl.run_folder import Run
+from minirl.worlds import __main__ as worlds
 from minirl.worlds.shop import shops_of
 
 (TASK,) = load_source(tiny().task.heldout, 1, tiny())
@@ -57,6 +58,15 @@ def test_the_scripted_demo_succeeds_and_leaves_a_report(capsys):
     assert all(str(OUT / "screenshots" / f"{turn.images[0]}.png") in said for turn in t.turns)
     report = OUT / "report.html"
     assert re.search(rf"(?m)^report +{report}$", said) and '"label":"demo"' in report.read_text()
+
+
+@pytest.mark.more
+def test_a_site_in_a_folder_is_played_to_its_end(capsys):
+    """Its task takes nine steps, more turns than any shop's."""
+    flags = ["--themes", "shop", "--skins", "feed", "--level", "medium", "--seed", "3", "--out", "sites"]
+    worlds.run(["make", *flags])
+    demo.run(["--tasks", "sites/shop-medium-3", "--task", "2"])
+    assert re.search(r"(?m)^verdict +success$", capsys.readouterr().out)
 
 
 @pytest.mark.more

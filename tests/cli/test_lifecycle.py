@@ -236,6 +236,19 @@ def test_a_replay_starts_where_its_source_has(tmp_path):
     lifecycle.check_run(replace(config, warm_start="clones/sft"))
 
 
+def test_a_replay_begins_with_the_first_step(tmp_path):
+    """Of a long run the last ten are left, whose episodes are of later weights."""
+    source = Run(tmp_path / "source")
+    config = replace(tiny(), name=str(tmp_path / "replay"), replay=source.root)
+    for step in (3, 4):
+        source.save_trajectories(Run.step_label(step), [])
+    with pytest.raises(ValueError, match="step 1 has no dump, which --rollout.dump-all keeps"):
+        lifecycle.check_run(config)
+    for step in (1, 2):
+        source.save_trajectories(Run.step_label(step), [])
+    lifecycle.check_run(config)
+
+
 def test_a_replay_reads_log_probs_at_the_temperature_that_was_sampled_at(tmp_path):
     source = Run(tmp_path / "source")
     source.write_config({"sampler": {"temperature": 0.7}})

@@ -168,6 +168,8 @@ def test_embeddings_of_other_tasks_are_refused(tmp_path):
         ("Find a room in Bergen for two, from April 3, 2026 to April 6, 2026.", True),
         ("Show the cheapest one-way flight from Oslo to Turin on 2026-02-14.", True),
         ("Reserve a table in Leeds for 12 May 2026 at seven.", True),
+        ("Reserve a table in Leeds for Sept 12 or 13 September 2026.", True),
+        ("Book a room at the Marriott for Dec 3, 2026.", False),  # Mar is no month here
         ("Find a room in Bergen from January 8 to 10, 2027.", False),
         ("Book a hotel from Nov. 20th, 2026 to 26 November 2026.", False),
         ("Find a hotel for a week-long stay from Feb 22 to Feb 29, 2026.", True),  # there is no such day

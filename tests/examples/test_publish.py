@@ -78,6 +78,21 @@ def test_a_file_that_a_runs_folder_names_is_not_published(tmp_path):
     assert "the secret" not in told
 
 
+def test_a_dump_that_is_not_of_a_run_is_told_as_its_recipes_agent_would(tmp_path):
+    """As minirl.data leaves it: no settings name the agent, so a text page would get other words."""
+    turn = Turn(0, (), (), (), "<think> so </think> <answer> exit() </answer>", page_text="<html></html>")
+    run = Run(tmp_path / "mined")
+    run.save_trajectories("demos", [Trajectory(Task("t", "Do it.", ""), 0, turns=(turn,))])
+    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
+    command = ["write", str(run.trajectory_path("demos")), *flags]
+    with pytest.raises(ValueError, match="holds no config.json, which names the agent: give its --recipe"):
+        script.run(command)
+    script.run([*command, "--recipe", "webagent-r1-3b"])
+    data = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out/data/train.parquet")
+    system = data.to_pylist()[0]["messages"][0]["content"][0]["text"]
+    assert system == make_agent(webagent_r1_3b()).system
+
+
 def test_the_card_tells_source_counts_licence_commit_and_command(published):
     folder, _, found = published
     card, n = (folder / "README.md").read_text(), len(found)
