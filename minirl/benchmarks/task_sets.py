@@ -99,7 +99,7 @@ def load_source(source: str, count: int | None, config: Config) -> list[Task]:
         return []
     shops = shops_named(source)
     if shops:
-        return tasks_of(shops, len(shops) if count is None else count)
+        return tasks_of(shops, count or len(shops))
     if source.startswith(miniwob.PREFIX):
         return miniwob.tasks_named(source, count, config)
     any_goal = bool(config.task.reward)

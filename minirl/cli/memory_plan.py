@@ -212,7 +212,9 @@ def plan(config: Config) -> Plan:
     gpus, gpu_gb = machine_of(config.plan or "")
     if config.model.path == "tiny":
         raise ValueError("--plan: a tiny model fits anywhere; name a larger recipe, such as openwebrl-4b")
-    replicas = config.optim.replicas
+    sharing, rest = divmod(gpus, config.optim.replicas)  # GPUs that share one copy of the weights
+    if rest:
+        raise ValueError(f"--optim.replicas does not divide the GPUs of --plan, {gpus}")
     model, _ = meta_model(config.model.path)
     e = 4 if config.model.dtype == "float32" else 2
     parameters = size(model)
@@ -221,11 +223,11 @@ def plan(config: Config) -> Plan:
     adapters = config.model.lora > 0
 
     # what stays in both phases
-    weights = 4 * parameters * replicas // gpus
-    gradients = 4 * trained * replicas // gpus
+    weights = 4 * parameters // sharing
+    gradients = 4 * trained // sharing
     shards = {"weights": weights}
     if adapters:
-        shards = {"frozen weights": e * (parameters - packed) * replicas // gpus, "adapters": gradients}
+        shards = {"frozen weights": e * (parameters - packed) // sharing, "adapters": gradients}
     shards["AdamW moments"] = 2 * gradients
     if config.loss.kl and not adapters:
         shards["reference"] = weights
@@ -243,11 +245,10 @@ def plan(config: Config) -> Plan:
         shards["its KV cache (assumed)"] = JUDGE_BATCH * cache_bytes(judge, e, JUDGE_TOKENS)
 
     # the sampler's
-    context = cache_bytes(model, e, config.agent.context_tokens)
     contexts = math.ceil(config.browser.episodes / gpus / EPISODES_PER_CONTEXT)
     sampler = {
         "sampler weights": e * parameters,
-        "KV cache, at least": contexts * context,
+        "KV cache, at least": contexts * cache_bytes(model, e, config.agent.context_tokens),
         "vLLM (assumed)": VLLM_BYTES,
     }
 

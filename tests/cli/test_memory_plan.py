@@ -96,6 +96,8 @@ def test_twice_the_gpus_halve_what_is_sharded():
     assert one.update == two.update | {"gradients": 2 * gradients} and one.sampler == two.sampler
     copies = plan(changed(replace(config, plan="8x80"), {"optim.replicas": 2}))
     assert (copies.shards, copies.update, copies.sampler) == (one.shards, one.update, one.sampler)
+    with pytest.raises(ValueError, match="--optim.replicas does not divide the GPUs of --plan, 8"):
+        plan(changed(replace(config, plan="8x80"), {"optim.replicas": 3}))
 
 
 def test_a_model_of_4b():
