@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from minirl.agents.webagent_r1 import LEFT_OUT
 from minirl.benchmarks.task_files import parse_task
-from minirl.cli.command_line import recipe_name, run_main
+from minirl.cli.command_line import recipe_named, run_main
 from minirl.config import AgentConfig, Config, to_json
 from minirl.console import first_line, say
 from minirl.data.__main__ import read_into
@@ -38,7 +38,6 @@ from minirl.data.readers import (
     with_opening_think,
 )
 from minirl.experiment import make_agent
-from minirl.recipes import RECIPES
 from minirl.run_folder import ImageFolder, Run, write_atomic
 from minirl.types import Agent, ImageStore, Observation, Task, Trajectory
 
@@ -61,13 +60,10 @@ def write(dump: tyro.conf.Positional[Path], out: Path, license: str, source: str
     trajectories = [trajectory for trajectory in run.load_trajectories(dump.stem) if trajectory.turns]
     if not trajectories:
         raise ValueError("there is no trajectory to publish")
-    # but for the file of a prompt: a run's folder may come from anybody, who could name any file there
-    config = run.config()
-    if recipe:
-        name, _ = recipe_name([recipe], RECIPES)
-        config = to_json(RECIPES[name]())
+    config = to_json(recipe_named(recipe)) if recipe else run.config()
     if "agent" not in config:
         raise ValueError(f"{run.root} holds no config.json, which names the agent: give its --recipe")
+    # but for the file of a prompt: a run's folder may come from anybody, who could name any file there
     agent = {**config["agent"], "prompt": None}
     settings = TypeAdapter(AgentConfig).validate_python(agent)
     write_parquet(trajectories, make_agent(Config("", agent=settings)), run.images, out)

@@ -43,6 +43,12 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
     return name, list(argv[1:])
 
 
+def recipe_named(text: str) -> Config:
+    """Return a recipe's settings. ValueError if there is none of this name."""
+    name, _ = recipe_name([text], RECIPES)
+    return RECIPES[name]()
+
+
 def read_flags(default: C, flags: Sequence[str], prog: str, about: str | None) -> C:
     """Return `default` with the flags' values. What can't be understood ends the program with status 2.
     `--help` begins with the text `about`."""

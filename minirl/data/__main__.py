@@ -13,10 +13,9 @@ import numpy as np
 import tyro
 
 from minirl.benchmarks.task_files import load_tasks
-from minirl.cli.command_line import recipe_name, run_main
+from minirl.cli.command_line import recipe_named, run_main
 from minirl.console import say
 from minirl.data import filters
-from minirl.recipes import RECIPES
 from minirl.run_folder import Run, save_tasks, write_lines
 
 if TYPE_CHECKING:
@@ -93,9 +92,8 @@ def read(file: File, out: Path, recipe: str) -> None:
 def read_into(file: Path, out: Path, recipe: str, form: "Form") -> None:
     from minirl.data.readers import read_demonstrations
 
-    name, _ = recipe_name([recipe], RECIPES)
     run = Run(out)
-    demonstrations = read_demonstrations(file, RECIPES[name](), run.images, form)
+    demonstrations = read_demonstrations(file, recipe_named(recipe), run.images, form)
     run.save_trajectories("demos", demonstrations)
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
@@ -118,8 +116,7 @@ def mine(
     from minirl.benchmarks import miniwob
     from minirl.data import mining
 
-    name, _ = recipe_name([recipe], RECIPES)
-    config = RECIPES[name]()
+    config = recipe_named(recipe)
     browser = replace(config.browser, private=script is not None)  # one's own pages may be on this machine
     config = replace(config, browser=browser, task=replace(config.task, reward=reward))
     run = Run(out)
