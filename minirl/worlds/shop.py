@@ -142,7 +142,12 @@ def make_tasks(world: World, count: int) -> list[Task]:
                 instruction=order_in_words(chosen),
                 start_url=f"http://{world.name}.test/",
                 goal={"page": "DONE", "where": where},
-                meta={"world": world.name, "site": "shops", "solution": _solution(world.fsm, chosen)},
+                meta={
+                    "world": world.name,
+                    "site": "shops",
+                    "difficulty": f"{len(chosen)} things",
+                    "solution": _solution(world.fsm, chosen),
+                },
             )
         )
     return tasks

@@ -135,6 +135,7 @@ def test_every_order_can_be_made_and_says_its_words():
             assert all(said.count(word) == 1 for word in chosen)
             assert task.start_url == f"http://{shop.name}.test/"
             assert (task.meta["world"], task.meta["site"]) == (shop.name, "shops")
+            assert task.meta["difficulty"] == f"{len(chosen)} things", "evaluations print rates by it"
             assert task.id == "-".join([shop.name, *chosen])
             assert json.loads(json.dumps(task.goal)) == task.goal
     for one, other in itertools.permutations(make_tasks(MANY[0], 8), 2):
