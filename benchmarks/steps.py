@@ -130,7 +130,10 @@ def pixels(x: int, y: int) -> list[int]:
 def to_clone(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a step whose click is just where its thought says, so that there is one answer to learn."""
     named = row["thought"].split()[2:]
-    return row | {"bbox": 2 * pixels(*map(int, named))} if named else row
+    if not named:
+        return row
+    x, y = pixels(*map(int, named))
+    return row | {"bbox": [x - 1, y - 1, x + 1, y + 1]}  # the smallest box that a record may have
 
 
 def choose(rows: list[dict[str, Any]], size: int, kind: str, seed: int) -> list[dict[str, Any]]:
