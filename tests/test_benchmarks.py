@@ -13,8 +13,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
+from minirl.agents.autowebworld import action_of
+from minirl.benchmarks.recorded import recorded_task
 from minirl.config import to_json
 from minirl.console import progress
 from minirl.recipes import tiny, tiny_text
@@ -79,6 +82,15 @@ def test_a_thought_names_the_element_that_is_next(load):
 
 def test_zero_is_cloned_for_less_long_than_the_recipe(load):
     assert 0 < int(load("variants").ZERO[1]) < tiny_text().sft.max_steps
+
+
+def test_a_step_that_is_cloned_clicks_where_its_thought_says(load, tmp_path):
+    """220 thousandths of 480 pixels are 105.6, 160 of 360 are 57.6; its box is one that a record may have."""
+    Image.new("RGB", (480, 360)).save(tmp_path / "a.png")
+    row = {"instruction": "Order.", "img_filename": "a.png", "action": "click", "bbox": [90, 10, 190, 70]}
+    row |= {"history": "", "thought": "choose delta 220 160"}
+    task = recorded_task(load("steps").to_clone(row), tmp_path, "a")
+    assert action_of(task.goal) == {"action": "click", "coordinate": [106, 58]}
 
 
 @pytest.mark.parametrize(
