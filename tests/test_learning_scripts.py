@@ -42,6 +42,8 @@ def test_learning_with_its_controls_and_baselines_and_a_stale_sampler(tmp_path):
     names = [folder.name.partition("-steps")[0] for folder in folders]
     assert names == ["seed0", "seed0_awr", "seed0_cloned", "seed0_control", "seed0_filtered-bc"]
     assert Run(folders[1]).config()["loss"]["method"] == "awr"
+    drifts = run(tmp_path, "stale.py", str(folders[0]), "--passes", "2")
+    assert len(drifts) == 5 and all(row["passes"][0] < 1e-3 for row in drifts.values())
 
 
 def test_a_cell_of_the_ablations_and_the_others_absent(tmp_path):
@@ -74,9 +76,8 @@ def test_recorded_steps_with_some_for_grounding(tmp_path):
 
 def test_judges_that_have_hardly_been_taught(tmp_path):
     """The policy clones for as long as it takes to end some episodes, since a judge is taught by these."""
-    flags = f"--flags={SMALL} --sft.max-steps 50 --task.demo-goals 100 --rollout.groups 4 --rollout.group 4"
-    flags += " --rollout.max-steps 5 --eval.episodes 4"
+    flags = "--flags=--steps 1 --rollout.groups 4 --rollout.group 4 --rollout.no-dynamic --eval.episodes 4"
+    flags += " --sft.max-steps 30 --sft.held-back 0 --task.demo-goals 50"
     result = run(tmp_path, "judges.py", "--ignorant", "1", "--distil-flags=--sft.max-steps 2", flags)
     assert set(result["agreement"]) == {"distilled", "ignorant", "permuted"}
     assert set(result["after_rl"]) == {"truth", "distilled", "ignorant"}
-    assert result["after_sft"] > 0
