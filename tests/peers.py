@@ -1,6 +1,7 @@
 """Peers for tests: a rank that has none, several in processes of their own, a sampler that only listens, and
 the scripts as a person starts them."""
 
+import json
 import os
 import socket
 import subprocess
@@ -24,6 +25,14 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     argv = [sys.executable, *command]
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
+
+
+def last_line(script: str, *flags: str, folder: Path = ROOT) -> Any:
+    """`last_line("worlds.py", "--sites", "4")`: run a script of benchmarks/; its last line, which is JSON."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *flags]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def alone() -> Ranks:

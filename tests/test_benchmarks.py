@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from peers import last_line
 from PIL import Image
 from rich.console import Console
 
@@ -102,10 +103,7 @@ def test_a_step_that_is_cloned_clicks_where_its_thought_says(load, tmp_path):
     ],
 )
 def test_a_small_run_ends_with_a_line_of_json(command):
-    script, *flags = command.split()
-    run = [sys.executable, str(BENCHMARKS / script), *flags]
-    printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert json.loads(printed.splitlines()[-1])
+    assert last_line(*command.split())
 
 
 def test_whether_an_agent_looks_is_measured_beside_its_run(tiny_folder, tmp_path):
@@ -114,9 +112,7 @@ def test_whether_an_agent_looks_is_measured_beside_its_run(tiny_folder, tmp_path
     run.write_config(to_json(tiny()))
     run.add_eval("after SFT", step=0, success=0.5, low=0.4, high=0.6, n=8)
     shutil.copytree(tiny_folder, run.checkpoint_dir / "sft")
-    command = [sys.executable, str(BENCHMARKS / "seeing.py"), "--run", str(run.root), "--n", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    rates = json.loads(done.stdout.splitlines()[-1])
+    rates = last_line("seeing.py", "--run", str(run.root), "--n", "2")
     assert rates.pop("gain") is None
     assert rates == dict.fromkeys(["unseen_sites", "seen_sites", "other_screenshot", "blank"], 0.0)
     assert [row["label"] for row in run.evals()] == ["after SFT"]

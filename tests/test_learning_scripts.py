@@ -1,19 +1,13 @@
 """The scripts of benchmarks/ that train, from which the figures of docs/results.md come: each runs to its end
 in small."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
+from peers import last_line
 
 from minirl.run_folder import Run
 
-pytestmark = pytest.mark.more
-ROOT = Path(__file__).parents[1]
+# a script starts up to twenty processes, one after another
+pytestmark = [pytest.mark.more, pytest.mark.timeout(1200)]
 REWARD = "async def reward(task, page, answer):\n    return 1.0\n"
 SMALL = (
     "--steps 1 --rollout.groups 2 --rollout.group 2 --rollout.no-dynamic --rollout.max-steps 2 "
@@ -21,19 +15,11 @@ SMALL = (
 )
 
 
-def run(folder: Path, script: str, *flags: str) -> Any:
-    """Run a script in a folder; return its last line, which is JSON."""
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *flags]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(printed.stdout.splitlines()[-1])
-
-
 def test_learning_with_its_controls_and_baselines_and_a_stale_sampler(tmp_path):
     """Every episode succeeds, by a reward of one's own, so that filtered cloning has something to clone."""
     (tmp_path / "reward.py").write_text(REWARD)
     flags = f"{SMALL} --task.reward reward.py:reward --reward.after any --reward.format-error 0"
-    result = run(tmp_path, "learning.py", "--ranks", "1", "--baselines", f"--flags={flags}")
+    result = last_line("learning.py", "--ranks", "1", "--baselines", f"--flags={flags}", folder=tmp_path)
     methods = ("rl", "control", "cloned")
     assert [result[name] for name in methods] == [[1], [1], [1]]
     assert (result["filtered-bc"], result["awr"]) == (1, 1)
@@ -42,20 +28,20 @@ def test_learning_with_its_controls_and_baselines_and_a_stale_sampler(tmp_path):
     names = [folder.name.partition("-steps")[0] for folder in folders]
     assert names == ["seed0", "seed0_awr", "seed0_cloned", "seed0_control", "seed0_filtered-bc"]
     assert Run(folders[1]).config()["loss"]["method"] == "awr"
-    drifts = run(tmp_path, "stale.py", str(folders[0]), "--passes", "2")
+    drifts = last_line("stale.py", str(folders[0]), "--passes", "2", folder=tmp_path)
     assert len(drifts) == 5 and all(row["passes"][0] < 1e-3 for row in drifts.values())
 
 
 def test_a_cell_of_the_ablations_and_the_others_absent(tmp_path):
     flags = ["--only", "without reasoning", "--budget-minutes", "0.1", "--ranks", "1", f"--flags={SMALL}"]
-    (figures,) = run(tmp_path, "ablations.py", *flags).values()
+    (figures,) = last_line("ablations.py", *flags, folder=tmp_path).values()
     assert figures[0]["n"] == 2 and figures[1] is None
     (folder,) = (tmp_path / "runs" / "learning" / "tiny").iterdir()
     assert not Run(folder).config()["agent"]["reasoning"]
 
 
 def test_variants_with_thoughts_of_a_scripted_endpoint(tmp_path):
-    rows = run(tmp_path, "variants.py", "--variants", "R1", "CoT", f"--flags={SMALL}")
+    rows = last_line("variants.py", "--variants", "R1", "CoT", f"--flags={SMALL}", folder=tmp_path)
     assert list(rows) == ["R1", "CoT"] and list(rows["R1"]) == ["before", "after"]
     assert list(rows["R1"]["after"]["within"]) == ["5", "8", "10", "20", "30"]
     assert rows["CoT"]["after"]["turns"] > 0
@@ -69,7 +55,7 @@ def test_recorded_steps_with_some_for_grounding(tmp_path):
     sizes = ["--sizes", "8", "--cells", "grounding", "--no-online"]
     small = ["--sites", "10", "--orders", "4", "--updates", "2", "--episodes", "2"]
     flags = "--flags=--rollout.group 2 --agent.response-tokens 8"
-    rows = run(tmp_path, "steps.py", *sizes, *small, flags)
+    rows = last_line("steps.py", *sizes, *small, flags, folder=tmp_path)
     assert set(rows["grounding 8"]) == {"before", "after", "first_step", "last_step"}
     assert set(rows["grounding 8"]["last_step"]) >= {"reward", "reward/coordinate"}
 
@@ -78,6 +64,7 @@ def test_judges_that_have_hardly_been_taught(tmp_path):
     """The policy clones for as long as it takes to end some episodes, since a judge is taught by these."""
     flags = "--flags=--steps 1 --rollout.groups 4 --rollout.group 4 --rollout.no-dynamic --eval.episodes 4"
     flags += " --sft.max-steps 30 --sft.held-back 0 --task.demo-goals 50"
-    result = run(tmp_path, "judges.py", "--ignorant", "1", "--distil-flags=--sft.max-steps 2", flags)
+    hardly = ["--ignorant", "1", "--distil-flags=--sft.max-steps 2"]
+    result = last_line("judges.py", *hardly, flags, folder=tmp_path)
     assert set(result["agreement"]) == {"distilled", "ignorant", "permuted"}
     assert set(result["after_rl"]) == {"truth", "distilled", "ignorant"}
