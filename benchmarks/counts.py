@@ -3,7 +3,8 @@
     python benchmarks/counts.py --sites 12 --dollars-an-hour 0.05
 
 Makes sites as worlds.py does, acts out the solutions of all their tasks with pictures, and prints three
-Markdown tables: what there is, what each stage takes, and what the sites of each level take. States are
+Markdown tables: what there is, what each stage takes, and what the sites of each level take. The last line is
+JSON: sites, pages, actions, trajectories kept, their mean steps, and a trajectory's seconds. States are
 counted up to a thousand a site, with symbols for values, as the released search has them. The paper's stages
 are models that are asked, and cost tokens; these here are programs, and cost processor time alone, Chromium's
 included (read from /proc, so on Linux only). What an hour of a core costs is an assumption.
@@ -12,6 +13,7 @@ included (read from /proc, so on Linux only). What an hour of a core costs is an
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -162,6 +164,8 @@ def main() -> None:
             for name, level in [*levels.items(), ("total", total)]
         ],
     )
+    figures = {"sites": len(machines), "pages": pages, "actions": actions, "trajectories": len(kept)}
+    print(json.dumps({**figures, "mean_steps": round(steps, 1), "seconds_each": round(each, 2)}))
 
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ def test_a_step_that_is_cloned_clicks_where_its_thought_says(load, tmp_path):
         "tree.py --turns=3 --group-turns=3 --hybrid-turns=3 --scale=60 --repeats=1 --enough=0",
         "minibatches.py --turns 3 --groups 2 --minibatch 8",
         "worlds.py --sites 4 --no-browser",
+        "counts.py --sites 2 --workers 1",
+        "loss.py --tokens 64 --vocabulary 500 --repeats 1",
     ],
 )
 def test_a_small_run_ends_with_a_line_of_json(command):

@@ -32,6 +32,13 @@ def test_learning_with_its_controls_and_baselines_and_a_stale_sampler(tmp_path):
     assert len(drifts) == 5 and all(row["passes"][0] < 1e-3 for row in drifts.values())
 
 
+def test_the_seconds_of_a_run_by_phase_and_spender(tmp_path):
+    result = last_line("seconds.py", "--ranks", "1", "--steps", "1", f"--flags={SMALL}", folder=tmp_path)
+    assert {"cloning", "episodes", "updates"} <= set(result["wall"])
+    assert result["processor"]["episodes"]["Chromium"] > 0
+    assert result["limit"] >= sum(result["wall"].values()) > 0
+
+
 def test_a_cell_of_the_ablations_and_the_others_absent(tmp_path):
     flags = ["--only", "without reasoning", "--budget-minutes", "0.1", "--ranks", "1", f"--flags={SMALL}"]
     (figures,) = last_line("ablations.py", *flags, folder=tmp_path).values()
