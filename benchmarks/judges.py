@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,8 @@ def main() -> None:
         checkpoint = distilled(args, folder, flags, taught)
         rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
         if name == "distilled":
-            rows[name] |= asyncio.run(other_screenshots(args, checkpoint, "judge_distilled"))
+            with redirect_stdout(sys.stderr):  # progress; the last line alone goes to stdout
+                rows[name] |= asyncio.run(other_screenshots(args, checkpoint, "judge_distilled"))
         if name != "permuted":
             runs[name] = judged(args, bench, f"by_{folder}", runs["truth"], checkpoint)
     success = {name: learning.outcome(run, "after RL") for name, run in runs.items()}

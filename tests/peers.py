@@ -30,7 +30,8 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
 def last_line(script: str, *flags: str, folder: Path = ROOT) -> Any:
     """`last_line("worlds.py", "--sites", "4")`: run a script of benchmarks/; its last line, which is JSON."""
     command = [sys.executable, str(ROOT / "benchmarks" / script), *flags]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

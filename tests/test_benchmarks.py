@@ -193,6 +193,14 @@ def test_the_stages_with_vllm(gpu, tmp_path):
     assert lines["sampler"]["greedy_same"] == 1 and lines["throughput"]["ratio"] > 0
 
 
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_the_vllm_sampler_is_measured_in_small():
+    figures = last_line("sampler.py", "--pairs", "1", "--turns", "2", "--long", "2")
+    assert figures["prefix_hit_ratio"] > 0.9
+    assert min(figures.values()) > 0
+
+
 def test_a_stage_that_cannot_run_says_why(gpu, tmp_path, capsys):
     args = gpu.Args(device="cpu", small=True)
     assert "took longer than 0 s" in gpu.start("ceilings", tmp_path, args, 0.2)["error"]
