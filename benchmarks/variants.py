@@ -39,7 +39,7 @@ from minirl.evaluation.results import read_results  # noqa: E402
 from minirl.evaluation.tables import within  # noqa: E402
 from minirl.run_folder import Run  # noqa: E402
 
-# So that few episodes succeed at first: after 4 updates none of 64 does, after 6 10 and 18% of 128 (seeds 0, 1)
+# So that few episodes succeed at first: after 4 updates none of 64, after 6 10 and 18% of 128 (seeds 0, 1)
 ZERO = ["--sft.max-steps", "5", "--rollout.no-dynamic"]
 TEACHER = "scripted"
 EVALUATIONS = {"before": "after_sft", "after": "after_rl"}
