@@ -50,7 +50,7 @@ class Args:
     seed: int = 0
     out: Path = Path("runs/judges")
     ignorant: int = 80
-    """Updates of the ignorant judge."""
+    """Updates of the ignorant judge. With seed 1 it wrote no verdict after 80, too few after 120."""
     flags: str = ""
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     distil_flags: str = ""
