@@ -2,11 +2,10 @@
 
     python examples/minimal_grpo.py
 
-The agent is a Qwen3-VL of a million parameters, which can read a screenshot, has heard of clicks, and
-begins an order rightly four times in ten. Here it learns to begin orders ("Order pearl shoes in teal.") in
-shops that are drawn anew: one thing on the first page, then others on the next. In each turn it sees a
-screenshot, and writes a thought and calls. The reward is 1 if two or more things are chosen, all as asked
-for, else 0. All of it is here:
+The agent is a Qwen3-VL of a million parameters, which can read a screenshot and begins an order rightly
+four times in ten. Here it learns to begin orders ("Order pearl shoes in teal.") in shops drawn anew: one
+thing on the first page, then others. In each turn it sees a screenshot, and writes a thought and calls. The
+reward is 1 if two or more things are chosen, all as asked for, else 0. All of it is here:
 
     1. sample      several episodes of each task from the policy, and keep the log-prob of every token
     2. reward      a program looks at the page
