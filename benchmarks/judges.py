@@ -161,11 +161,7 @@ def main() -> None:
 def judged(args: Args, bench: learning.Args, name: str, truth: Run, checkpoint: Path) -> Run:
     """A policy that starts as the true one did, and is rewarded by a judge."""
     by = ["--reward.by", "judge", "--judge.path", str(checkpoint)]
-    try:
-        return learning.train(bench, name, args.seed, *learning.start_of(truth), *by)
-    except subprocess.CalledProcessError:  # train.py has told why; what it has learned so far is there
-        print(f"{name} ended before its last step", file=sys.stderr)
-        return learning.run_of(bench, name)
+    return learning.train_as_far_as_it_goes(bench, name, args.seed, *learning.start_of(truth), *by)
 
 
 def last_step(run: Run) -> dict[str, float]:

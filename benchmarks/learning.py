@@ -76,6 +76,15 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
     return run
 
 
+def train_as_far_as_it_goes(args: Args, name: str, seed: int, *flags: str) -> Run:
+    """The same, for a run that may find no group to learn from, and ends there."""
+    try:
+        return train(args, name, seed, *flags)
+    except subprocess.CalledProcessError:  # train.py has told why; what it has learned so far is there
+        print(f"{name} ended before its last step", file=sys.stderr)
+        return run_of(args, name)
+
+
 def start(args: Args, run: Run, script: str, *flags: str) -> None:
     """Runs a script to its end, and notes its minutes in the run's folder."""
     place = ["--name", str(run.root.resolve())]

@@ -42,7 +42,6 @@ from minirl.run_folder import Run  # noqa: E402
 # So that few episodes succeed at first: after 4 updates none of 64, after 6 10 and 18% of 128 (seeds 0, 1)
 ZERO = ["--sft.max-steps", "5", "--rollout.no-dynamic"]
 TEACHER = "scripted"
-EVALUATIONS = {"before": "after_sft", "after": "after_rl"}
 BUDGETS = (5, 8, 10, 20, 30)  # turns that R1 is allowed, which was trained with 10
 
 
@@ -75,18 +74,6 @@ def demos_with_thoughts(run: Run, url: str) -> Path:
     command = [sys.executable, script, run.trajectory_path("demos"), *endpoint]
     subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
     return run.trajectory_path("demos_thoughts")
-
-
-def trained(bench: learning.Args, folder: str, seed: int, flags: list[str]) -> Run:
-    """A variant's run. One that ended because no group's rewards differed has only been cloned."""
-    try:
-        return learning.train(bench, folder, seed, *flags)
-    except subprocess.CalledProcessError:
-        run = learning.run_of(bench, folder)
-        if "after_sft" not in run.labels() or run.metrics():
-            raise
-        print(f"{folder} found nothing to learn from", file=sys.stderr)
-        return run
 
 
 def measured(run: Run, label: str) -> dict[str, float]:
@@ -133,9 +120,10 @@ def main() -> None:
             if name == "CoT":
                 base = learning.train(bench, f"seed{args.seed}", args.seed)
                 flags = [*flags, "--sft.demos", str(demos_with_thoughts(base, server.url))]
-            run = trained(bench, folder, args.seed, flags)
-            labels = {when: label for when, label in EVALUATIONS.items() if label in run.labels()}
-            rows[name] = {when: measured(run, label) for when, label in labels.items()}
+            run = learning.train_as_far_as_it_goes(bench, folder, args.seed, *flags)
+            rows[name] = {"before": measured(run, "after_sft")}
+            if run.metrics():  # else it found no group to learn from
+                rows[name]["after"] = measured(run, "after_rl")
             if name == "R1":
                 ends = {"before": run.checkpoint_dir / "sft", "after": checkpoints(run.checkpoint_dir)[-1]}
                 for when, weights in ends.items():

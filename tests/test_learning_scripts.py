@@ -58,6 +58,14 @@ def test_variants_with_thoughts_of_a_scripted_endpoint(tmp_path):
         assert all("# Element: " in turn.text for turn in trajectory.turns)
 
 
+def test_a_variant_that_finds_no_group_to_learn_from_has_only_been_cloned(tmp_path):
+    (tmp_path / "reward.py").write_text(REWARD)
+    dynamic = SMALL.replace("--rollout.no-dynamic ", "")
+    flags = f"--flags={dynamic} --task.reward reward.py:reward --reward.after any --reward.format-error 0"
+    rows = last_line("variants.py", "--variants", "R1, no thoughts", flags, folder=tmp_path)
+    assert list(rows["R1, no thoughts"]) == ["before"]
+
+
 def test_recorded_steps_with_some_for_grounding(tmp_path):
     sizes = ["--sizes", "8", "--cells", "grounding", "--no-online"]
     small = ["--sites", "10", "--orders", "4", "--updates", "2", "--episodes", "2"]
